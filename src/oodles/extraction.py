@@ -1,0 +1,267 @@
+"""``extract``: a model and a loader in, ``Features`` out; the network runs once per image."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import LAYER, SHARD_ELEMENTS, Features, check_columns, fingerprint, store_columns
+from oodles.locate import Located, locate
+from oodles.store import Columns, Writer, stored_rows
+from oodles.tap import Tap, at_rest, logits_of, unwrap
+
+IMAGE_KEYS = ("pixel_values", "image", "images")
+LABEL_KEYS = ("labels", "label")
+CPU_ROWS = 32
+"""Rows the network sees at a time on a CPU: its activations then stay in the caches (see benchmarks/)."""
+
+
+def extract(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    layer: str | Literal[False] | None = None,
+    layers: Sequence[str] = (),
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    labels: bool = True,
+    rows: int | None = None,
+    store: str | Path | None = None,
+    note: str = "",
+    progress: bool = True,
+) -> Features:
+    """Run ``model`` once over ``loader`` and keep what enters its last linear layer, and its logits.
+
+    The loader gives ``(images, labels)``, ``images``, or dicts with ``pixel_values`` or ``image``.
+    The last layer is found and proved by itself; ``layer`` names it where that fails, and
+    ``layer=False`` asks for logits alone. ``layers`` names inner modules whose pooled activations
+    are kept too. ``labels=False`` leaves labels out, for data of other classes. The model comes back
+    exactly as it was.
+
+    With ``store`` the features go to that folder shard by shard. If the folder already holds them,
+    for this very model and these very images, they are read instead of computed, and an extraction
+    that was killed goes on from its last whole shard.
+    """
+    if layer is False and layers:
+        raise ArgumentError("layer=False asks for logits alone, so layers= has nothing to add; leave one out")
+    network = unwrap(model)
+    unknown = [name for name in layers if name not in dict(network.named_modules())]
+    if unknown:
+        raise ArgumentError(f"layers= names {unknown[0]!r}, which is no module of {type(network).__name__}")
+    with at_rest(model, device) as home:
+        run = _Run(network, layer, tuple(layers), home, labels, rows)
+        with _bar(loader, progress) as advance:
+            if store is None:
+                return _in_memory(run, loader, dtype, advance)
+            about = {
+                "model": model_fingerprint(network),
+                "layer": "found" if layer is None else str(layer),
+                "layers": list(layers),
+                "dtype": str(dtype),
+                "labels": labels,
+            }
+            with Writer(Path(store), about, note) as writer:
+                _into_store(run, loader, dtype, writer, advance)
+    return Features.load(store)
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """SHA-256 of a network: the types and names of its modules, its weights and its buffers."""
+    network = unwrap(model)
+    anatomy = "\n".join(f"{name} {type(module).__qualname__}" for name, module in network.named_modules())
+    return hashlib.sha256((anatomy + fingerprint(network.state_dict())).encode()).hexdigest()
+
+
+def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """Images and labels (or None) from whatever the loader gave."""
+    images: Any = batch
+    labels: Any = None
+    if isinstance(batch, Mapping):
+        images = next((batch[key] for key in IMAGE_KEYS if key in batch), None)
+        labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
+    elif isinstance(batch, tuple | list) and batch:
+        images = batch[0]
+        labels = batch[1] if len(batch) > 1 else None
+    if not isinstance(images, Tensor) or images.ndim < 2:
+        got = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(images).__name__
+        raise DataError(
+            f"the loader gave {got} where a batch of images was expected; give tensors, (images, labels), or dicts "
+            f"with {' or '.join(IMAGE_KEYS)}"
+        )
+    return images, None if labels is None else torch.as_tensor(labels)
+
+
+@dataclass
+class _Run:
+    """One network at rest, its head found at the first batch, batches in and columns out."""
+
+    network: nn.Module
+    layer: str | Literal[False] | None
+    layers: tuple[str, ...]
+    device: torch.device
+    labels: bool
+    rows: int | None
+    located: Located | None = None
+    tap: Tap | None = None
+
+    def __post_init__(self) -> None:
+        self.convolutional = any(isinstance(module, nn.Conv2d) for module in self.network.modules())
+
+    def columns(self, images: Tensor, labels: Tensor | None) -> Columns:
+        """What is kept of one batch of the loader."""
+        pieces = [self._piece(part) for part in images.split(self.rows or self._usual_rows(images))]
+        columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        if self.labels and labels is not None:
+            columns["labels"] = labels.cpu()
+        return columns
+
+    def head(self) -> dict[str, Tensor]:
+        return self.located.head.to("cpu").tensors() if self.located else {}
+
+    def _usual_rows(self, images: Tensor) -> int:
+        return CPU_ROWS if self.device.type == "cpu" and self.convolutional else len(images)
+
+    def _piece(self, images: Tensor) -> Columns:
+        images = images.to(self.device, non_blocking=True)
+        if images.ndim == 4 and self.convolutional and self.device.type == "cpu":
+            images = images.contiguous(memory_format=torch.channels_last)
+        if self.layer is False:
+            return {"logits": logits_of(self.network(images)).float().cpu()}
+        if self.located is None or self.tap is None:
+            self.located = locate(self.network, images, self.layer)
+            self.tap = Tap(self.network, self.located.sites, self.layers)
+        raw, entering, pooled = self.tap(images)
+        embedding = self.located.embedding(entering)
+        columns = {"embedding": embedding, "logits": self.located.logits(embedding, logits_of(raw))}
+        columns |= {LAYER + name: activation for name, activation in pooled.items()}
+        return {name: column.float().cpu() for name, column in columns.items()}
+
+
+def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:
+    kept: list[Columns] = []
+    for images, labels in _batches(loader, advance):
+        kept.append(store_columns(run.columns(images, labels), dtype))
+        _same_columns(kept[0], kept[-1])
+    if not kept:
+        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
+    columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
+    layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
+    return Features(**columns, layers=layers, head=run.located.head.to("cpu") if run.located else None)
+
+
+def _into_store(
+    run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance"
+) -> None:
+    """Walk the loader once: what is stored is compared by content, what is not is computed and appended.
+
+    A shard always ends where a batch of the loader ends, so a resumed run cuts its micro-batches at
+    the same rows as one that was never stopped, and gives the same bits.
+    """
+    stored = list(writer.shards)
+    pending: list[Columns] = []
+    inputs = hashlib.sha256()
+    rows = 0
+
+    def close() -> None:
+        nonlocal pending, inputs, rows
+        columns = {name: torch.cat([part[name] for part in pending]) for name in pending[0]}
+        check_columns(columns, run.located.head.to("cpu") if run.located else None)
+        writer.write_head(run.head())
+        writer.append(columns, inputs.hexdigest())
+        pending, inputs, rows = [], hashlib.sha256(), 0
+
+    for images, labels in _batches(loader, advance):
+        inputs.update(fingerprint({"images": images} | ({} if labels is None else {"labels": labels})).encode())
+        rows += len(images)
+        if stored:
+            if rows >= stored[0]["rows"]:
+                if rows > stored[0]["rows"] or inputs.hexdigest() != stored[0]["inputs"]:
+                    raise _other_data(writer, stored[0]["file"])
+                stored.pop(0)
+                inputs, rows = hashlib.sha256(), 0
+            continue
+        if writer.complete:
+            raise _other_data(writer, "the end")
+        pending.append(store_columns(run.columns(images, labels), dtype))
+        _same_columns(pending[0], pending[-1])
+        per_row = sum(column.shape[1:].numel() for column in pending[0].values())
+        if rows * per_row >= SHARD_ELEMENTS:
+            close()
+    if stored:
+        raise _other_data(writer, stored[0]["file"])
+    if pending:
+        close()
+    if not stored_rows(writer.manifest):
+        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
+    if not writer.complete:
+        writer.finish()
+
+
+def _other_data(writer: Writer, where: str) -> FileError:
+    return FileError(
+        f"{writer.path} was made from other images, or in another order: they differ at {where}. Use a loader that "
+        "does not shuffle, or another store"
+    )
+
+
+def _same_columns(first: Columns, other: Columns) -> None:
+    if first.keys() != other.keys():
+        differing = ", ".join(sorted(first.keys() ^ other.keys()))
+        raise DataError(f"some batches have {differing} and some have not; give it with all or with none")
+
+
+class _Advance:
+    """Moves the progress bar by one batch of so many images."""
+
+    def __init__(self, bar: Progress | None, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("extract", total=total, images=0) if bar else None
+        self._images = 0
+
+    def __call__(self, images: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._images += images
+            self._bar.update(self._task, advance=1, images=self._images)
+
+
+def _batches(loader: Iterable[Any], advance: _Advance) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for batch in loader:
+        images, labels = split_batch(batch)
+        if labels is not None and len(labels) != len(images):
+            raise DataError(f"the loader gave {len(images)} images with {len(labels)} labels")
+        yield images, labels
+        advance(len(images))
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Any) -> str:
+        elapsed = task.elapsed or 0.0
+        return f"{task.fields['images'] / elapsed:,.0f} images/s" if elapsed else ""
+
+
+@contextmanager
+def _bar(loader: Iterable[Any], wanted: bool) -> Iterator[_Advance]:
+    """A progress bar on a terminal, silence elsewhere."""
+    console = Console(stderr=True)
+    total = len(loader) if hasattr(loader, "__len__") else None
+    if not wanted or not console.is_terminal:
+        yield _Advance(None, total)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[images]:,} images"),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Advance(bar, total)

@@ -1,0 +1,115 @@
+"""Files that are whole or not there: atomic writes, checksums, and sealed JSON records."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as serialise_tensors
+from torch import Tensor
+
+from oodles.errors import FileError
+
+Record = dict[str, Any]
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` beside ``path`` and move it into place, so that no reader sees half a file."""
+    write_with(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_with(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file, force it to disk, then rename it to ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as JSON together with a seal: the SHA-256 of everything else in it."""
+    sealed = {**record, "seal": _seal(record)}
+    write_bytes(path, (json.dumps(sealed, indent=1) + "\n").encode())
+
+
+def read_record(path: Path, *, kind: str, schema: int) -> Record:
+    """Read a sealed record of this kind, refusing what is missing, altered, foreign or newer."""
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FileError(f"{path} is not there; is {path.parent} really a saved {kind}?") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} is not readable JSON ({error}); restore it or write it anew") from None
+    if not isinstance(record, dict) or record.get("kind") != kind:
+        raise FileError(f"{path} does not describe a {kind}; it was written by something else")
+    if record.get("schema") != schema:
+        raise FileError(
+            f"{path} has schema {record.get('schema')}, this version of oodles reads schema {schema}; "
+            "update oodles, or write the file anew"
+        )
+    seal = record.pop("seal", None)
+    if seal != _seal(record):
+        raise FileError(f"{path} was altered after it was written (its seal does not match); write it anew")
+    return record
+
+
+def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Record:
+    """Write tensors under a name that carries their checksum; returns the record that finds them again.
+
+    Because the name changes with the content, replacing a saved object is one atomic step: the
+    record that points at the new file is written after it.
+    """
+    content = serialise_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    file = f"{stem}-{digest[:12]}.safetensors"
+    write_bytes(folder / file, content)
+    return {"file": file, "sha256": digest}
+
+
+def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Read what :func:`write_tensors` wrote, after checking its checksum."""
+    path = member(folder, entry["file"])
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}); write it anew") from None
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise FileError(f"{path} was altered or cut short (its SHA-256 does not match); write it anew")
+    try:
+        return parse_tensors(content)
+    except SafetensorError as error:
+        raise FileError(f"{path} is not a safetensors file ({error})") from None
+
+
+def member(folder: Path, name: str) -> Path:
+    """The file ``name`` directly inside ``folder``; names that lead elsewhere are refused."""
+    if name != Path(name).name or name in ("", ".", ".."):
+        raise FileError(f"{folder} lists a file outside itself ({name!r}); refused")
+    path = folder / name
+    if path.is_symlink():
+        raise FileError(f"{path} is a symbolic link; refused")
+    return path
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

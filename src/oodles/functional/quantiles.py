@@ -1,0 +1,97 @@
+"""Quantiles of any number of values: exact in one go, or streaming with a stated error."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+EXACT_VALUES = 1 << 24
+"""Up to this many values (64 MB) a :class:`Quantiles` keeps them all and is exact."""
+
+MANTISSA_BITS = 12
+"""Beyond that it counts values by sign, exponent and this many mantissa bits: 2**-12 relative error."""
+
+_SHIFT = 23 - MANTISSA_BITS
+_BINS = 1 << (32 - _SHIFT)
+
+
+def quantile(values: Tensor, q: float) -> float:
+    """The ``q``-quantile of all entries, linearly interpolated, in float64, as ``numpy.quantile``.
+
+    ``torch.quantile`` refuses more than 16 million elements; this takes any number.
+
+    >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
+    2.5
+    """
+    return float(np.quantile(values.detach().cpu().double().numpy(), q))
+
+
+class Quantiles:
+    """Quantiles of a stream of float32 values; streams merge, and the order of values never matters.
+
+    Exact up to ``EXACT_VALUES`` values. Beyond, each value is counted in a bin of relative width
+    ``2**-12`` and the quantile is interpolated inside its bin. Whether a result is exact depends on
+    the number of values alone, so merged streams give what one stream would have given.
+
+    >>> stream = Quantiles()
+    >>> stream.add(torch.arange(101.0))
+    >>> stream.quantile(0.9)
+    90.0
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: list[Tensor] = []
+        self._counts: Tensor | None = None
+
+    def add(self, values: Tensor) -> None:
+        """Take in more values, of any shape."""
+        flat = values.detach().reshape(-1).to("cpu", torch.float32)
+        self.count += flat.numel()
+        if self._counts is not None:
+            self._counts += _histogram(flat)
+            return
+        self._kept.append(flat.clone())
+        if self.count > EXACT_VALUES:
+            self._to_counts()
+
+    def merge(self, other: "Quantiles") -> None:
+        """Take in everything another stream has seen; the other is left as it was."""
+        self.count += other.count
+        self._kept.extend(other._kept)
+        if self._counts is None and other._counts is None and self.count <= EXACT_VALUES:
+            return
+        self._to_counts()
+        if self._counts is not None and other._counts is not None:
+            self._counts += other._counts
+
+    def quantile(self, q: float) -> float:
+        """The ``q``-quantile of everything seen."""
+        if self._counts is None:
+            return quantile(torch.cat(self._kept), q)
+        position = q * (self.count - 1)
+        below = torch.cumsum(self._counts, dim=0)
+        index = int(torch.searchsorted(below, torch.tensor(int(position)), right=True))
+        inside = position - float(below[index] - self._counts[index])
+        low, high = _edges(index)
+        return low + (high - low) * (inside + 0.5) / float(self._counts[index])
+
+    def _to_counts(self) -> None:
+        counts = torch.zeros(_BINS, dtype=torch.int64) if self._counts is None else self._counts
+        for values in self._kept:
+            counts += _histogram(values)
+        self._counts = counts
+        self._kept = []
+
+
+def _histogram(values: Tensor) -> Tensor:
+    # float32 bits, read as integers, are ordered like the values once those of negatives are flipped
+    bits = values.view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return torch.bincount((ordered >> _SHIFT).add_(_BINS // 2), minlength=_BINS)
+
+
+def _edges(index: int) -> tuple[float, float]:
+    low = (index - _BINS // 2) << _SHIFT
+    ordered = torch.tensor([low, low + (1 << _SHIFT) - 1], dtype=torch.int32)
+    ends = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)
+    return float(ends[0]), float(ends[1])

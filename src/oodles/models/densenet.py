@@ -1,0 +1,86 @@
+"""DenseNet-BC for 32x32 images, laid out so that the checkpoints of the DICE paper load by name."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Bottleneck(nn.Module):
+    """BN-ReLU-1x1 then BN-ReLU-3x3; its output is appended to its input."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        inner = 4 * growth
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, inner, kernel_size=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, growth, kernel_size=3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(F.relu(self.bn1(x)))
+        out = self.conv2(F.relu(self.bn2(out)))
+        return torch.cat([x, out], dim=1)
+
+
+class Block(nn.Module):
+    """A run of bottlenecks under the name the checkpoints use."""
+
+    def __init__(self, channels: int, growth: int, depth: int) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*(Bottleneck(channels + i * growth, growth) for i in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class Transition(nn.Module):
+    """BN-ReLU-1x1, then the map at half its height and width."""
+
+    def __init__(self, channels: int, reduced: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, reduced, kernel_size=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(self.conv1(F.relu(self.bn1(x))), 2)
+
+
+class DenseNet(nn.Module):
+    """Three dense blocks, global average pooling of a ReLU map, one linear layer."""
+
+    def __init__(
+        self, num_classes: int, *, depth: int = 100, growth: int = 12, reduction: float = 0.5
+    ) -> None:
+        super().__init__()
+        per_block = (depth - 4) // 6
+        width = 2 * growth
+        self.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+        self.block1 = Block(width, growth, per_block)
+        width += per_block * growth
+        reduced = int(width * reduction)
+        self.trans1 = Transition(width, reduced)
+        self.block2 = Block(reduced, growth, per_block)
+        width = reduced + per_block * growth
+        reduced = int(width * reduction)
+        self.trans2 = Transition(width, reduced)
+        self.block3 = Block(reduced, growth, per_block)
+        width = reduced + per_block * growth
+        self.bn1 = nn.BatchNorm2d(width)
+        self.fc = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.trans1(self.block1(self.conv1(images)))
+        x = self.block3(self.trans2(self.block2(x)))
+        x = F.relu(self.bn1(x)).mean(dim=(2, 3))
+        logits: Tensor = self.fc(x)
+        return logits
+
+
+def densenet101(num_classes: int = 10) -> DenseNet:
+    """The network of the paper's CIFAR tables: depth 100, growth 12, reduction 0.5, 342 units.
+
+    >>> densenet101(10).fc.in_features
+    342
+    """
+    return DenseNet(num_classes)

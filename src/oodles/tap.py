@@ -1,0 +1,308 @@
+"""Looking into a model's forward pass without changing the model.
+
+Three ways to look, all gone when their ``with`` block ends, whatever happens inside:
+:func:`at_rest` puts the model to sleep and wakes it as it was, :class:`Recorder` notes every linear
+product of a pass, and :class:`Tap` hands out what enters the products one has chosen.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from oodles.errors import HeadError
+
+Arguments = tuple[Any, ...]
+TellTale = str
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One linear product seen in a pass: ``output = input @ weight.T + bias``."""
+
+    ordinal: int
+    operation: str
+    module: str
+    input_is_modules: bool
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    output: Tensor
+
+    def __str__(self) -> str:
+        classes, width = self.weight.shape
+        return f"{self.module or 'a functional call'} ({self.operation}, {width} -> {classes})"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where to find a product again: a module's input, or the n-th product of the pass."""
+
+    module: str | None
+    ordinal: int
+
+
+@contextmanager
+def at_rest(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Eval mode, no gradients, on ``device``; flags and device come back as they were.
+
+    Gives the device the model runs on. Parameters are never replaced, so optimisers stay valid.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    home = next(iter(homes), torch.device("cpu"))
+    target = home if device is None else torch.device(device)
+    moved = target != home and len(homes) == 1
+    try:
+        model.eval()
+        if moved:
+            model.to(target)
+        with torch.no_grad():
+            yield target
+    finally:
+        if moved:
+            model.to(home)
+        for module, training in flags:
+            module.training = training
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside DistributedDataParallel, DataParallel and ``torch.compile`` wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in what a model returned: a tensor, ``.logits``, a dict with ``logits``, or a tuple's first."""
+    if isinstance(output, Tensor):
+        found: object = output
+    elif hasattr(output, "logits"):
+        found = output.logits
+    elif isinstance(output, Mapping):
+        found = output.get("logits", next(iter(output.values()), None))
+    elif isinstance(output, Sequence) and output:
+        return logits_of(output[0])
+    else:
+        found = None
+    if not isinstance(found, Tensor):
+        raise HeadError(
+            f"the model returned {type(output).__name__} with no logits in it; return a tensor, an object or dict "
+            "with `logits`, or a tuple whose first part is the logits"
+        )
+    if found.ndim > 2 and found.shape[2:].numel() == 1:
+        found = found.flatten(1)
+    if found.ndim != 2:
+        raise HeadError(f"a classifier's logits are (rows, classes), the model returned {tuple(found.shape)}")
+    return found
+
+
+class Recorder(TorchFunctionMode):
+    """Notes every linear product of a forward pass, and which module it happened in.
+
+    ``shift`` maps ordinals to vectors that are added to those products' inputs on the way in: how
+    the logits answer proves that the product is the last thing that happens to the embedding.
+    """
+
+    def __init__(self, model: nn.Module, shift: Mapping[int, Tensor] | None = None) -> None:
+        super().__init__()
+        self.products: list[Product] = []
+        self.telltales: set[TellTale] = set()
+        self._model = model
+        self._shift = shift or {}
+        self._stack: list[tuple[str, object]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> "Recorder":
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(self._enter_module(name)))
+            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter_module(self, name: str) -> Callable[[nn.Module, Arguments], None]:
+        return lambda _, arguments: self._stack.append((name, arguments[0] if arguments else None))
+
+    def _leave_module(self, *_: object) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in TELLTALES:
+            self.telltales.add(TELLTALES[func])
+        read = PRODUCTS.get(func)
+        operands = read(*args, **kwargs) if read else None
+        if operands is None:
+            return func(*args, **kwargs)
+        operation, position, entering, weight, bias = operands
+        ordinal = len(self.products)
+        if ordinal in self._shift:
+            moved = entering + along(self._shift[ordinal], entering)
+            if position < len(args):
+                args = (*args[:position], moved, *args[position + 1 :])
+            else:
+                kwargs = {**kwargs, "input": moved}
+        output = func(*args, **kwargs)
+        module, modules_input = self._stack[-1] if self._stack else ("", None)
+        # copies: what follows the product may write into its output in place
+        self.products.append(
+            Product(
+                ordinal,
+                operation,
+                module,
+                modules_input is entering,
+                entering.clone(),
+                weight.clone(),
+                None if bias is None else bias.clone(),
+                output.clone(),
+            )
+        )
+        return output
+
+
+class Tap:
+    """Runs a model and keeps what enters the chosen products, and the outputs of the chosen layers.
+
+    Heads that are modules are read with a hook; only functional ones need a function mode.
+    """
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site], layers: Sequence[str] = ()) -> None:
+        self._model = model
+        self._sites = sites
+        self._layers = layers
+        self._modules = dict(model.named_modules())
+        self._caught: dict[Site, Tensor] = {}
+        self._pooled: dict[str, Tensor] = {}
+
+    def __call__(self, images: Tensor) -> tuple[object, list[Tensor], dict[str, Tensor]]:
+        """The model's output, the sites' inputs in order, the layers' pooled outputs by name."""
+        self._caught, self._pooled = {}, {}
+        with ExitStack() as stack:
+            for site in self._sites:
+                if site.module is not None:
+                    hook = self._modules[site.module].register_forward_pre_hook(self._catch(site))
+                    stack.callback(hook.remove)
+            for name in self._layers:
+                hook = self._modules[name].register_forward_hook(self._pool(name))
+                stack.callback(hook.remove)
+            functional = {site.ordinal: site for site in self._sites if site.module is None}
+            if functional:
+                stack.enter_context(_Catcher(functional, self._caught))
+            output = self._model(images)
+        missing = [site for site in self._sites if site not in self._caught]
+        if missing:
+            raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
+        return output, [self._caught[site] for site in self._sites], self._pooled
+
+    def _catch(self, site: Site) -> Callable[[nn.Module, Arguments], None]:
+        def keep(_: nn.Module, arguments: Arguments) -> None:
+            self._caught[site] = arguments[0]
+
+        return keep
+
+    def _pool(self, name: str) -> Callable[[nn.Module, Arguments, object], None]:
+        def keep(_: nn.Module, __: Arguments, output: object) -> None:
+            self._pooled[name] = pooled(name, output)
+
+        return keep
+
+
+class _Catcher(TorchFunctionMode):
+    """Keeps the inputs of products by their position in the pass."""
+
+    def __init__(self, sites: Mapping[int, Site], caught: dict[Site, Tensor]) -> None:
+        super().__init__()
+        self._sites = sites
+        self._caught = caught
+        self._seen = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        read = PRODUCTS.get(func)
+        operands = read(*args, **kwargs) if read else None
+        if operands is not None:
+            site = self._sites.get(self._seen)
+            if site is not None:
+                self._caught[site] = operands[2]
+            self._seen += 1
+        return func(*args, **kwargs)
+
+
+def along(vector: Tensor, entering: Tensor) -> Tensor:
+    """A vector of one value per unit, shaped so that it adds to every row of what enters a product."""
+    if entering.ndim == 4:
+        return vector.view(1, *entering.shape[1:]) if vector.numel() == entering[0].numel() else vector.view(1, -1, 1, 1)
+    return vector
+
+
+def pooled(name: str, output: object) -> Tensor:
+    """A module's activation averaged over space (``n, c, h, w``) or tokens (``n, t, c``): ``(n, c)``."""
+    if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise HeadError(f"layer {name} gives {shape}; only maps, token sequences and vectors can be pooled")
+    if output.ndim == 4:
+        return output.mean(dim=(2, 3))
+    return output.mean(dim=1) if output.ndim == 3 else output
+
+
+# Reading the operands of each kind of product: (operation, position of the input, input, weight, bias)
+
+Operands = tuple[str, int, Tensor, Tensor, Tensor | None]
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operands:  # noqa: A002
+    return "linear", 0, input, weight, bias
+
+
+def _matmul(input: Tensor, other: Tensor) -> Operands | None:  # noqa: A002
+    return ("matmul", 0, input, other.T, None) if other.ndim == 2 else None
+
+
+def _addmm(bias: Tensor, input: Tensor, other: Tensor, **scales: float) -> Operands | None:  # noqa: A002
+    plain = all(scale == 1 for scale in scales.values())
+    return ("addmm", 1, input, other.T, bias) if plain and bias.ndim == 1 else None
+
+
+def _conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
+    covers = weight.shape[2:] == input.shape[2:]
+    if input.ndim != 4 or weight.shape[1] != input.shape[1] or not (weight.shape[2:].numel() == 1 or covers):
+        return None
+    return "conv2d", 0, input, weight.flatten(1), bias
+
+
+PRODUCTS: dict[Any, Callable[..., Operands | None]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.mm: _matmul,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    F.conv2d: _conv2d,
+}
+
+TELLTALES: dict[Any, TellTale] = {
+    F.cosine_similarity: "a cosine head",
+    torch.cdist: "a prototype head (distances to class centres)",
+}
