@@ -1,0 +1,89 @@
+"""oodles tells when a classifier is looking at something it was never trained on.
+
+>>> import oodles as ood
+>>> ood.parse("react(90)+dice(0.7)").spec
+'react(90)+dice(0.7)+energy'
+
+Names load when first used, so that ``import oodles`` and ``oodles --help`` do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oodles import functional as functional
+    from oodles import metrics as metrics
+    from oodles import models as models
+    from oodles import testing as testing
+    from oodles.bench import Suite as Suite
+    from oodles.bench import benchmark as benchmark
+    from oodles.calibration import Threshold as Threshold
+    from oodles.calibration import calibrate as calibrate
+    from oodles.detectors import DICE as DICE
+    from oodles.detectors import MSP as MSP
+    from oodles.detectors import BottomContribution as BottomContribution
+    from oodles.detectors import Clip as Clip
+    from oodles.detectors import Detector as Detector
+    from oodles.detectors import Energy as Energy
+    from oodles.detectors import Entropy as Entropy
+    from oodles.detectors import LogitDetector as LogitDetector
+    from oodles.detectors import MaxLogit as MaxLogit
+    from oodles.detectors import RandomContribution as RandomContribution
+    from oodles.detectors import ReAct as ReAct
+    from oodles.detectors import TopBottomContribution as TopBottomContribution
+    from oodles.detectors import TopContribution as TopContribution
+    from oodles.detectors import UnitDropout as UnitDropout
+    from oodles.detectors import UnitPruning as UnitPruning
+    from oodles.detectors import WeightDropout as WeightDropout
+    from oodles.detectors import WeightPruning as WeightPruning
+    from oodles.detectors import detector_list as detector_list
+    from oodles.detectors import load_detector as load_detector
+    from oodles.detectors import parse as parse
+    from oodles.errors import OodlesError as OodlesError
+    from oodles.extraction import extract as extract
+    from oodles.features import Features as Features
+    from oodles.features import Head as Head
+    from oodles.functional import energy as energy
+    from oodles.functional import entropy as entropy
+    from oodles.functional import max_logit as max_logit
+    from oodles.functional import msp as msp
+    from oodles.guard import Guard as Guard
+    from oodles.guard import Verdict as Verdict
+    from oodles.metrics import Row as Row
+    from oodles.metrics import evaluate as evaluate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "oodles": ("functional", "metrics", "models", "testing"),
+    "oodles.bench": ("Suite", "benchmark"),
+    "oodles.calibration": ("Threshold", "calibrate"),
+    "oodles.detectors": (
+        *("DICE", "MSP", "Energy", "Entropy", "MaxLogit", "ReAct", "Detector", "LogitDetector", "Clip"),
+        *("TopContribution", "BottomContribution", "TopBottomContribution", "RandomContribution"),
+        *("WeightPruning", "WeightDropout", "UnitPruning", "UnitDropout"),
+        *("detector_list", "load_detector", "parse"),
+    ),
+    "oodles.errors": ("OodlesError",),
+    "oodles.extraction": ("extract",),
+    "oodles.features": ("Features", "Head"),
+    "oodles.functional": ("energy", "entropy", "max_logit", "msp"),
+    "oodles.guard": ("Guard", "Verdict"),
+    "oodles.metrics": ("Row", "evaluate"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'oodles' has no attribute {name!r}")
+    home = _HOME[name]
+    value = import_module(f"oodles.{name}") if home == "oodles" else getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,44 @@
+"""The detectors: they see ``Features`` and give scores, never a model or a loader."""
+
+from oodles.detectors.base import Detector
+from oodles.detectors.logit import DICE, MSP, Energy, Entropy, LogitDetector, MaxLogit, ReAct
+from oodles.detectors.parse import STAGES, detector_list, load_detector, parse
+from oodles.detectors.stages import (
+    BottomContribution,
+    Clip,
+    RandomContribution,
+    Shape,
+    Sparsifier,
+    TopBottomContribution,
+    TopContribution,
+    UnitDropout,
+    UnitPruning,
+    WeightDropout,
+    WeightPruning,
+)
+
+__all__ = [
+    "DICE",
+    "MSP",
+    "STAGES",
+    "BottomContribution",
+    "Clip",
+    "Detector",
+    "Energy",
+    "Entropy",
+    "LogitDetector",
+    "MaxLogit",
+    "RandomContribution",
+    "ReAct",
+    "Shape",
+    "Sparsifier",
+    "TopBottomContribution",
+    "TopContribution",
+    "UnitDropout",
+    "UnitPruning",
+    "WeightDropout",
+    "WeightPruning",
+    "detector_list",
+    "load_detector",
+    "parse",
+]

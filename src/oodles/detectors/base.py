@@ -1,0 +1,221 @@
+"""``Detector``: the ceremony every method shares, so that a method writes only its mathematics."""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from oodles.detectors.statistics import Statistic
+from oodles.errors import ArgumentError, NotFittedError, ShapeError
+from oodles.features import Features, Head
+from oodles.files import member, read_record, write_record, write_tensors
+
+KIND = "detector"
+SCHEMA = 1
+RECORD = "detector.json"
+
+Statistics = dict[str, Any]
+
+
+class Described(nn.Module):
+    """A module that knows the arguments it was made with: constructors take keywords and store them as given."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments, in its order."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def extra_repr(self) -> str:
+        shown = {name: value for name, value in self.arguments().items() if value is not None and value != ()}
+        return ", ".join(f"{name}={getattr(value, '__name__', value)!s}" for name, value in shown.items())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class Detector(Described):
+    """Ranks inputs by how in-distribution they look: ``fit`` on ID features, then ``score``.
+
+    What a detector learns are buffers whose names end in ``_``, so ``.to()`` and ``state_dict`` work
+    as on any module. ``fit`` folds over batches; ``partial_fit``, ``merge`` and ``finish`` are the same
+    fold in pieces, for data that arrives in parts or is seen by many processes.
+
+    A method says what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``,
+    ``head``) and writes :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`.
+    """
+
+    learns_from: tuple[str, ...] = ()
+    scores_from: tuple[str, ...] = ("embedding", "logits")
+    shape_: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shape_", None)
+        self._statistics: Statistics | None = None
+        self._head: Head | None = None
+        self._seen = (0, 0)
+
+    # What a method writes ---------------------------------------------------------------------
+
+    def begin(self) -> dict[str, Statistic]:
+        """Fresh, empty statistics."""
+        return {}
+
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        """Add one batch to the statistics."""
+
+    def learn(self, statistics: Statistics, head: Head | None) -> None:
+        """Turn the statistics into buffers."""
+
+    @abstractmethod
+    def forward(self, embedding: Tensor, logits: Tensor) -> Tensor:
+        """Scores ``(n,)`` from ``(n, m)`` and ``(n, C)``; one not in ``scores_from`` may be ``(n, 0)``."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> str:
+        """The detector in one line that :func:`oodles.parse` reads back."""
+
+    # Fitting ----------------------------------------------------------------------------------
+
+    def fit(self, features: Features) -> Self:
+        """Learn from ID training features, forgetting whatever was learned before."""
+        self._statistics = None
+        for batch in features.batches():
+            self.partial_fit(batch)
+        return self.finish()
+
+    def partial_fit(self, batch: Features) -> Self:
+        """Add one batch; :meth:`finish` ends the fold."""
+        self._require(batch, self.learns_from, "learns from")
+        if self._statistics is None:
+            self._statistics, self._head, self._seen = self.begin(), batch.head, (batch.width, batch.classes)
+        self._check_alike(batch.head, (batch.width, batch.classes), batch)
+        self.observe(batch, self._statistics)
+        return self
+
+    def merge(self, other: "Detector") -> Self:
+        """Take in what another detector of the same kind has observed; :meth:`finish` ends the fold."""
+        if repr(other) != repr(self):
+            raise ArgumentError(f"{self} cannot merge {other}: they are not the same detector")
+        if other._statistics is None:
+            raise NotFittedError(f"{other} has observed nothing to merge; call .partial_fit(batch) on it first")
+        if self._statistics is None:
+            self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
+        self._check_alike(other._head, other._seen, other)
+        for name, statistic in self._statistics.items():
+            statistic.merge(other._statistics[name])
+        return self
+
+    def finish(self) -> Self:
+        """End the fold: turn what was observed into what scores need."""
+        if self._statistics is None:
+            raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
+        self.learn(self._statistics, self._head)
+        if self.learns_from:
+            self.shape_ = torch.tensor(self._seen)
+        return self
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is nothing left to learn."""
+        return not self.learns_from or self.shape_ is not None
+
+    # Scoring ----------------------------------------------------------------------------------
+
+    def score(self, features: Features) -> Tensor:
+        """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is."""
+        self._require(features, self.scores_from, "scores from")
+        if not self.fitted:
+            raise NotFittedError(f"{self} has not been fitted; call .fit(features) first")
+        self._check_shape(features)
+        floating = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
+        with torch.no_grad():
+            parts = []
+            for batch in features.batches():
+                columns = [getattr(batch, name) if name in self.scores_from else None for name in INPUTS]
+                first = next(column for column in columns if column is not None)
+                like = floating if floating is not None else first.new_empty(0, dtype=_score_dtype(first))
+                nothing = like.new_empty(len(batch), 0)
+                parts.append(self(*(nothing if column is None else column.to(like) for column in columns)).cpu())
+        return torch.cat(parts)
+
+    def _check_shape(self, features: Features) -> None:
+        if self.shape_ is None:
+            return
+        width, classes = self.shape_.tolist()
+        for name, want, got in (("embedding", width, features.width), ("logits", classes, features.classes)):
+            if name in self.scores_from and want != got:
+                noun = "embeddings" if name == "embedding" else "logits"
+                raise ShapeError(
+                    f"{self} was fitted on {noun} of width {want}, got {got}; are both from the same model?"
+                )
+
+    def _check_alike(self, head: Head | None, seen: tuple[int, int], what: object) -> None:
+        if not self.learns_from:
+            return
+        if seen != self._seen:
+            raise ShapeError(f"{self} has observed (width, classes) {self._seen}, {what} has {seen}")
+        if "head" not in self.learns_from or head is self._head or head is None or self._head is None:
+            return
+        if not head.same_as(self._head):
+            raise ShapeError(f"{self} has observed features of another head; are all of them from the same model?")
+
+    def _require(self, features: Features, columns: tuple[str, ...], verb: str) -> None:
+        have = {
+            "embedding": features.width > 0,
+            "logits": features.classes > 0,
+            "labels": features.labels is not None if "labels" in columns else True,
+            "head": features.head is not None,
+        }
+        missing = [column for column in columns if not have[column]]
+        if missing:
+            raise ShapeError(
+                f"{self} {verb} the {missing[0]}, which {features} does not hold; extract it with the model's last layer"
+            )
+
+    # On disk ------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted detector to the folder ``path``: safetensors and JSON, never pickle."""
+        save_detector(self, Path(path))
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        adopt_buffers(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+INPUTS = ("embedding", "logits")
+
+
+def save_detector(detector: Detector, folder: Path) -> None:
+    """Write ``detector.json`` and the tensors it points at; replacing an older one is one atomic step."""
+    if not detector.fitted:
+        raise NotFittedError(f"{detector} has not been fitted, so there is nothing to save")
+    state = detector.state_dict()
+    before = _tensor_file(folder)
+    entry = write_tensors(folder, "detector", state)
+    record = {"kind": KIND, "schema": SCHEMA, "spec": detector.spec, "tensors": entry}
+    write_record(folder / RECORD, record)
+    if before is not None and before.name != entry["file"]:
+        before.unlink(missing_ok=True)
+
+
+def adopt_buffers(module: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Give a module's unlearned buffers the shapes found in ``state``, so that loading can fill them."""
+    for name, buffer in module._buffers.items():
+        if buffer is None and prefix + name in state:
+            module._buffers[name] = torch.empty_like(state[prefix + name])
+
+
+def _tensor_file(folder: Path) -> Path | None:
+    if not (folder / RECORD).exists():
+        return None
+    return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
+
+
+def _score_dtype(column: Tensor) -> torch.dtype:
+    return torch.float64 if column.dtype == torch.float64 else torch.float32

@@ -1,0 +1,105 @@
+"""Detectors as text, ``react(90)+dice(0.7)+energy``, and fitted detectors back from disk."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
+from oodles.detectors.logit import LogitDetector
+from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
+from oodles.errors import ArgumentError, FileError
+from oodles.files import read_record, read_tensors
+
+STAGES: dict[str, Callable[..., Any]] = {
+    **{stage.name: stage for stage in (*SHAPES, *SPARSIFIERS)},
+    **{function.__name__: function for function in SCORES},
+}
+"""Every name :func:`parse` knows, in the order they are applied."""
+
+
+def parse(text: str) -> LogitDetector:
+    """Read a detector: any number of shapes, at most one sparsifier, at most one score (else energy).
+
+    >>> parse("react(90)+dice(0.7)").spec
+    'react(90)+dice(0.7)+energy'
+    """
+    shapes: list[Shape] = []
+    sparsifiers: list[Sparsifier] = []
+    scores: list[Callable[..., Any]] = []
+    for name, positional, named in _terms(text):
+        if name not in STAGES:
+            raise ArgumentError(f"{name!r} in {text!r} is no stage; the names are {', '.join(STAGES)}")
+        stage = STAGES[name]
+        score = stage in SCORES
+        parameters = list(inspect.signature(stage).parameters)[1 if score else 0 :]
+        if len(positional) > len(parameters):
+            takes = ", ".join(parameters) or "nothing"
+            raise ArgumentError(f"{name} takes {takes}, not {len(positional)} values, in {text!r}")
+        arguments = {**dict(zip(parameters, positional, strict=False)), **named}
+        strange = [key for key in arguments if key not in parameters]
+        if strange:
+            raise ArgumentError(f"{name} has no {strange[0]!r} in {text!r}; it takes {', '.join(parameters)}")
+        _numbers(name, arguments)
+        if score:
+            scores.append(partial(stage, **arguments) if arguments else stage)
+        elif issubclass(stage, Shape):  # type: ignore[arg-type]
+            shapes.append(stage(**arguments))
+        else:
+            sparsifiers.append(stage(**arguments))
+    if len(sparsifiers) > 1 or len(scores) > 1:
+        raise ArgumentError(f"{text!r} has more than one sparsifier or more than one score; keep one of each")
+    return LogitDetector(
+        shape=shapes, sparsify=next(iter(sparsifiers), None), **({"score": scores[0]} if scores else {})
+    )
+
+
+def load_detector(path: str | Path) -> Detector:
+    """Read a detector that :meth:`Detector.save` wrote; anything altered, newer or unexpected is refused."""
+    folder = Path(path)
+    record = read_record(folder / RECORD, kind=KIND, schema=SCHEMA)
+    state = read_tensors(folder, record["tensors"])
+    detector = parse(record["spec"])
+    try:
+        detector.load_state_dict(state)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[-1].strip()
+        raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {detail}") from None
+    return detector
+
+
+def detector_list() -> list[LogitDetector]:
+    """One of each: the detectors of the paper's tables, then its ablations, at their default settings."""
+    texts = ["msp", "max_logit", "energy", "entropy", "react(90)", "dice(0.9)", "react(90)+dice(0.9)", "dice(0.9)+msp"]
+    ablations = [stage for stage in SPARSIFIERS if stage.name != "dice"]
+    return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]
+
+
+def _terms(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        terms: list[tuple[str, list[Any], dict[str, Any]]] = []
+        while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            terms.append(_term(node.right))
+            node = node.left
+        return [_term(node), *reversed(terms)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ArgumentError(f"{text!r} is no detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
+
+
+def _term(node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(word.arg for word in node.keywords):
+        named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+        return node.func.id, [ast.literal_eval(value) for value in node.args], named
+    raise ValueError
+
+
+def _numbers(name: str, arguments: dict[str, Any]) -> None:
+    for key, value in arguments.items():
+        wrong = isinstance(value, bool) or not isinstance(value, int | float | str | None)
+        if wrong or (isinstance(value, str) != (key == "by")):
+            raise ArgumentError(f"{name}({key}={value!r}): a number was expected")

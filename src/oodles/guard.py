@@ -1,0 +1,120 @@
+"""``Guard``: a model, a detector and a threshold as one module that answers and says when not to trust it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from oodles.calibration import Threshold
+from oodles.detectors import Detector, load_detector
+from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
+from oodles.extraction import model_fingerprint
+from oodles.files import Record, read_record, write_record
+from oodles.locate import Located, locate
+from oodles.tap import Tap, logits_of, unwrap
+
+KIND = "guard"
+SCHEMA = 1
+RECORD = "guard.json"
+
+
+class Verdict(NamedTuple):
+    """What a guard says of a batch: the model's logits untouched, its label, the score, the decision."""
+
+    logits: Tensor
+    label: Tensor
+    score: Tensor
+    is_id: Tensor
+
+
+class Guard(nn.Module):
+    """Runs the model once and gives its logits bit for bit, the label, the score and ``is_id``.
+
+    The model is kept in eval mode. Its last layer is found at the first batch (``layer`` names it
+    where that fails) and must be the one the detector was fitted on. ``is_id`` is ``score >= threshold``,
+    so an input that gives NaN is never in-distribution.
+    """
+
+    def __init__(
+        self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: str | None = None
+    ) -> None:
+        super().__init__()
+        if not detector.fitted:
+            raise NotFittedError(f"{detector} has not been fitted; call .fit(features) first")
+        if not isinstance(threshold, Threshold):
+            raise ArgumentError(f"threshold={threshold!r} is no Threshold; make one with calibrate(id_scores)")
+        self.model = model
+        self.detector = detector
+        self.threshold = threshold
+        self.layer = layer
+        self._located: Located | None = None
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode: a guard serves, it does not train."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Verdict:
+        """Label, score and decision of each image from one forward pass."""
+        network = unwrap(self.model)
+        if "embedding" not in self.detector.scores_from:
+            logits = logits_of(network(images))
+            embedding = logits.new_empty(len(logits), 0)
+            own = logits
+        else:
+            located = self._head(network, images)
+            output, entering, _ = Tap(network, located.sites)(images)
+            logits = logits_of(output)
+            embedding = located.embedding(entering)
+            own = located.logits(embedding, logits) if located.finish else logits
+        score = self.detector(embedding, own.to(embedding.dtype))
+        return Verdict(logits, logits.argmax(dim=-1), score, self.threshold.is_id(score))
+
+    def _head(self, network: nn.Module, images: Tensor) -> Located:
+        if self._located is None:
+            located = locate(network, images, self.layer)
+            shape = self.detector.shape_
+            seen = [located.head.width, located.head.classes]
+            if shape is not None and shape.tolist() != seen:
+                raise ShapeError(
+                    f"{self.detector} was fitted on (width, classes) {tuple(shape.tolist())}, this model has "
+                    f"{tuple(seen)}; fit it on this model's features"
+                )
+            self._located = located
+        return self._located
+
+    def save(self, path: str | Path) -> None:
+        """Write detector and threshold to the folder ``path``; the model itself stays with you.
+
+        A fingerprint of the model's weights is kept, so the guard can only be put back on that model.
+        """
+        save_guard(Path(path), self.detector, self.threshold, model_fingerprint(self.model), self.layer)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> "Guard":
+        """Put a saved guard back on its model; another model's is refused."""
+        detector, threshold, record = read_guard(Path(path))
+        if record["model"] not in (None, model_fingerprint(model)):
+            raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
+        return cls(model, detector, threshold, layer=record["layer"])
+
+
+def save_guard(
+    folder: Path, detector: Detector, threshold: Threshold, model: str | None = None, layer: str | None = None
+) -> None:
+    """Write a guard without its model: what ``oodles fit`` knows from features alone.
+
+    ``model`` is the fingerprint of the model the features came from, None where nobody knows it.
+    """
+    detector.save(folder)
+    record = {"kind": KIND, "schema": SCHEMA, "model": model, "layer": layer, "threshold": asdict(threshold)}
+    write_record(folder / RECORD, record)
+
+
+def read_guard(folder: Path) -> tuple[Detector, Threshold, Record]:
+    """The detector, the threshold and the rest of what :func:`save_guard` wrote."""
+    record = read_record(folder / RECORD, kind=KIND, schema=SCHEMA)
+    return load_detector(folder), Threshold(**record["threshold"]), record

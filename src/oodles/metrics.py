@@ -1,0 +1,336 @@
+"""How well scores separate ID from OOD; larger scores mean ID, everywhere.
+
+Every function takes ID scores and OOD scores as two arrays, NumPy or torch, and handles ties
+exactly. :func:`evaluate` gets all of them from one sort. Values are fractions in [0, 1].
+"""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from oodles.errors import ArgumentError, DataError
+
+Scores = npt.ArrayLike | torch.Tensor
+Array = npt.NDArray[Any]
+Kind = Literal["id", "ood"]
+Interval = tuple[float, float]
+
+PARALLEL_FROM = 1 << 17
+BLOCK = 1 << 17
+LOW_BYTE = 0 if sys.byteorder == "little" else 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One detector on one pair of ID and OOD sets; tables and reports are views of rows.
+
+    ``fpr95`` is the paper's: the share of OOD accepted when 95 % of ID is (ID positive).
+    ``fpr95_ood`` is OpenOOD's: the share of ID rejected when 95 % of OOD is (OOD positive).
+    """
+
+    detector: str
+    id_set: str
+    ood_set: str
+    n_id: int
+    n_ood: int
+    fpr95: float
+    auroc: float
+    aupr_id: float
+    aupr_ood: float
+    detection_error: float
+    fpr95_ood: float
+    intervals: dict[str, Interval] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain values, for JSON."""
+        return asdict(self)
+
+
+def evaluate(
+    id_scores: Scores,
+    ood_scores: Scores,
+    *,
+    detector: str = "",
+    id_set: str = "",
+    ood_set: str = "",
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Row:
+    """All metrics of two sets of scores from one sort; ``bootstrap`` resamples give 95 % intervals.
+
+    >>> evaluate([2.0, 3.0], [0.0, 1.0]).auroc
+    1.0
+    """
+    ids, oods = _array("id_scores", id_scores), _array("ood_scores", ood_scores)
+    totals = _totals(ids, oods)
+    return Row(
+        detector=detector,
+        id_set=id_set,
+        ood_set=ood_set,
+        n_id=len(ids),
+        n_ood=len(oods),
+        fpr95=totals.accepted_ood / len(oods),
+        auroc=totals.ranks / (len(ids) * len(oods)),
+        aupr_id=totals.precision_id / len(ids),
+        aupr_ood=totals.precision_ood / len(oods),
+        detection_error=(1 - totals.gap) / 2,
+        fpr95_ood=totals.rejected_id / len(ids),
+        intervals=_bootstrap(ids, oods, bootstrap, seed) if bootstrap else {},
+    )
+
+
+def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95, positive: Kind = "id") -> float:
+    """False positive rate at the threshold where the true positive rate first reaches ``tpr``.
+
+    ``positive="id"`` is the paper's convention, ``"ood"`` that of OpenOOD and pytorch-ood; on the same
+    scores they give different numbers.
+
+    >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.5, 2.5], tpr=0.5)
+    0.0
+    """
+    if not 0 < tpr <= 1:
+        raise ArgumentError(f"tpr={tpr} must lie in (0, 1]")
+    _check_kind(positive)
+    ids, oods = _array("id_scores", id_scores), _array("ood_scores", ood_scores)
+    return _fpr_id(ids, oods, tpr) if positive == "id" else _fpr_ood(ids, oods, tpr)
+
+
+def auroc(id_scores: Scores, ood_scores: Scores) -> float:
+    """Probability that an ID score exceeds an OOD score, ties counting half.
+
+    >>> auroc([1.0, 2.0], [1.0, 0.0])
+    0.875
+    """
+    return evaluate(id_scores, ood_scores).auroc
+
+
+def aupr(id_scores: Scores, ood_scores: Scores, positive: Kind = "id") -> float:
+    """Area under the precision-recall curve as a step function (average precision).
+
+    >>> aupr([2.0, 3.0], [0.0, 1.0], positive="ood")
+    1.0
+    """
+    _check_kind(positive)
+    row = evaluate(id_scores, ood_scores)
+    return row.aupr_id if positive == "id" else row.aupr_ood
+
+
+def detection_error(id_scores: Scores, ood_scores: Scores) -> float:
+    """Smallest mean of the two error rates over all thresholds.
+
+    >>> detection_error([2.0, 3.0], [0.0, 2.5])
+    0.25
+    """
+    return evaluate(id_scores, ood_scores).detection_error
+
+
+@dataclass
+class _Totals:
+    """What all metrics come from; totals of successive ranges of scores add up."""
+
+    ranks: float = 0.0
+    precision_id: float = 0.0
+    precision_ood: float = 0.0
+    gap: float = 0.0
+    accepted_ood: float = 0.0
+    rejected_id: float = 0.0
+    ties: bool = False
+
+    def __add__(self, other: "_Totals") -> "_Totals":
+        return _Totals(
+            self.ranks + other.ranks,
+            self.precision_id + other.precision_id,
+            self.precision_ood + other.precision_ood,
+            max(self.gap, other.gap),
+            self.accepted_ood + other.accepted_ood,
+            self.rejected_id + other.rejected_id,
+            self.ties or other.ties,
+        )
+
+
+def _totals(ids: Array, oods: Array) -> _Totals:
+    """Totals of all scores: by their values, or by their ranks where values cannot carry a mark."""
+    keys = np.concatenate([ids, oods], dtype=np.float64)
+    narrow = ids.dtype.itemsize < 8 and oods.dtype.itemsize < 8
+    if np.isfinite(keys.sum()):
+        totals = _Sweep(keys, len(ids)).totals()
+        if narrow or not totals.ties:
+            return totals
+    # ranks separate float64 scores that differ in the last bit alone, and infinities; no metric changes
+    keys = np.concatenate([ids, oods], dtype=np.float64)
+    return _Sweep(np.unique(keys, return_inverse=True)[1].astype(np.float64), len(ids)).totals()
+
+
+class _Sweep:
+    """One pass over ID and OOD scores together, in ascending order, sorted once.
+
+    The last bit of each 64-bit key says which kind it is (1 for OOD), so that no permutation has to be
+    carried through the sort; scores that came as float32 never use that bit.
+    """
+
+    def __init__(self, keys: Array, n_id: int) -> None:
+        self.n, self.n_id, self.n_ood = len(keys), n_id, len(keys) - n_id
+        self._parallel = self.n >= PARALLEL_FROM
+        keys += 0.0  # -0.0 becomes 0.0, whose bits are those of its equals
+        bits = keys.view(np.int64)
+        bits[:n_id] &= ~1
+        bits[n_id:] |= 1
+        if self._parallel:
+            middle = self.n // 2
+            keys.partition(middle)
+            self._both(keys[:middle].sort, keys[middle:].sort)
+        else:
+            keys.sort()
+        self._keys, self._bits = keys, bits
+
+    def totals(self) -> _Totals:
+        """Go block by block, so that every temporary stays in the caches."""
+        marks = range(BLOCK, self.n - BLOCK // 2, BLOCK)
+        cuts = sorted({0, self.n, *(self._group_end(mark) for mark in marks)})
+        spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+        half = len(spans) // 2
+        kinds = sum(self._both(lambda: self._kinds(spans[:half]), lambda: self._kinds(spans[half:])), [])
+        before = np.cumsum([0, *(int(np.count_nonzero(kind)) for kind in kinds)]).tolist()
+
+        def work(part: range) -> _Totals:
+            return sum((self._block(*spans[k], kinds[k], before[k]) for k in part), _Totals())
+
+        low, high = self._both(lambda: work(range(half)), lambda: work(range(half, len(spans))))
+        total: _Totals = low + high
+        return total
+
+    def _kinds(self, spans: list[tuple[int, int]]) -> list[Array]:
+        """For each span, True where a score is OOD: the mark in its last bit."""
+        return [(self._keys[start:stop].view(np.uint8)[LOW_BYTE::8] & 1).view(np.bool_) for start, stop in spans]
+
+    def _block(self, start: int, stop: int, is_ood: Array, ood_before: int) -> _Totals:
+        """The scores ``start:stop``; a group of equal scores is never split between blocks."""
+        upper = self._bits[start:stop] >> 1
+        new = upper[1:] != upper[:-1]
+        ties = not new.all()
+        groups = self._tied(start, is_ood, new, ood_before) if ties else self._distinct(start, is_ood, ood_before)
+        ids, all_from, ood_from, ranks, oods, all_to, ood_to = groups
+        totals = _Totals(ranks=ranks, precision_ood=_weighted(oods, ood_to / all_to), ties=ties)
+        id_from = all_from - ood_from
+        if len(id_from):
+            totals.precision_id = _weighted(ids, (self.n_id - id_from) / (self.n - all_from))
+            totals.gap = float((ood_from * (1 / self.n_ood) - id_from * (1 / self.n_id)).max())
+        # the groups at which 95 % of ID is accepted and 95 % of OOD rejected, if they are in this block
+        id_before, id_after = start - ood_before, stop - ood_before - int(np.count_nonzero(is_ood))
+        wanted = self.n_id - _at_least(0.95, self.n_id)
+        if id_before <= wanted < id_after:
+            at = int(np.searchsorted(id_from, wanted, side="right")) - 1
+            totals.accepted_ood = self.n_ood - float(ood_from[at])
+        wanted = _at_least(0.95, self.n_ood) - 1
+        if ood_before <= wanted < stop - id_after:
+            at = int(np.searchsorted(ood_to, wanted, side="right"))
+            totals.rejected_id = float(all_to[at] - ood_to[at])
+        return totals
+
+    def _distinct(self, start: int, is_ood: Array, ood_before: int) -> tuple[Any, ...]:
+        """Where no two scores are equal, every score is a group of its own, of weight one (None)."""
+        all_from = np.flatnonzero(~is_ood) + float(start)
+        all_to = np.flatnonzero(is_ood) + (start + 1.0)
+        ood_from = all_from - np.arange(start - ood_before, start - ood_before + len(all_from))
+        ood_to = np.arange(ood_before + 1.0, ood_before + 1.0 + len(all_to))
+        return None, all_from, ood_from, float(ood_from.sum()), None, all_to, ood_to
+
+    def _tied(self, start: int, is_ood: Array, new: Array, ood_before: int) -> tuple[Any, ...]:
+        """Groups of equal scores, with how many ID and OOD scores each holds."""
+        ends = np.append(np.flatnonzero(new), len(is_ood) - 1)
+        all_to = ends + (start + 1.0)
+        ood_to = np.cumsum(is_ood, dtype=np.float64)[ends] + ood_before
+        all_from = np.concatenate([[float(start)], all_to[:-1]])
+        ood_from = np.concatenate([[float(ood_before)], ood_to[:-1]])
+        oods = ood_to - ood_from
+        ids = all_to - all_from - oods
+        return ids, all_from, ood_from, _weighted(ids, ood_from + ood_to) / 2, oods, all_to, ood_to
+
+    def _group_end(self, index: int) -> int:
+        """The index just after the group of equal scores that ``index`` lies in."""
+        bits = self._bits[index : index + 1]
+        largest = max((bits | 1).view(np.float64)[0], (bits & ~1).view(np.float64)[0])
+        return int(np.searchsorted(self._keys, largest, side="right"))
+
+    def _both(self, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
+        """Do two things, side by side where the arrays are large: NumPy lets go of the interpreter lock."""
+        if not self._parallel:
+            return one(), two()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(two)
+            return one(), other.result()
+
+
+def _weighted(weights: Array | None, values: Array) -> float:
+    """The weighted sum; None stands for weights of one."""
+    return float(values.sum() if weights is None else np.dot(weights, values))
+
+
+def _fpr_id(ids: Array, oods: Array, tpr: float) -> float:
+    rank = len(ids) - _at_least(tpr, len(ids))
+    return float(np.count_nonzero(oods >= np.partition(ids, rank)[rank])) / len(oods)
+
+
+def _fpr_ood(ids: Array, oods: Array, tpr: float) -> float:
+    rank = _at_least(tpr, len(oods)) - 1
+    return float(np.count_nonzero(ids <= np.partition(oods, rank)[rank])) / len(ids)
+
+
+def _at_least(rate: float, n: int) -> int:
+    """The smallest count that is at least ``rate`` of ``n``, immune to the rounding of 0.95 * n."""
+    return max(1, int(np.ceil(rate * n - 1e-9 * n)))
+
+
+def _bootstrap(ids: Array, oods: Array, resamples: int, seed: int) -> dict[str, Interval]:
+    """Percentile intervals for ``fpr95`` and ``auroc``: rows of each kind drawn anew, ranks reused."""
+    generator = np.random.default_rng(seed)
+    ids, oods = np.sort(ids), np.sort(oods)
+    ood_below, ood_to = np.searchsorted(oods, ids, side="left"), np.searchsorted(oods, ids, side="right")
+    drawn: dict[str, list[Array]] = {"fpr95": [], "auroc": []}
+    step = max(1, (1 << 22) // (len(ids) + len(oods)))
+    need = _at_least(0.95, len(ids))
+    for start in range(0, resamples, step):
+        count = min(step, resamples - start)
+        weight_id = _resample(generator, len(ids), count)
+        weight_ood = _resample(generator, len(oods), count)
+        below = np.concatenate([np.zeros((count, 1), np.int64), weight_ood.cumsum(axis=1)], axis=1)
+        mean_rank = (below[:, ood_below] + below[:, ood_to]) / 2
+        drawn["auroc"].append((weight_id * mean_rank).sum(axis=1) / (len(ids) * len(oods)))
+        accepted = weight_id[:, ::-1].cumsum(axis=1)
+        at = len(ids) - 1 - (accepted < need).sum(axis=1)
+        above = len(oods) - below[np.arange(count), ood_below[at]]
+        drawn["fpr95"].append(above / len(oods))
+    return {
+        name: (float(ends[0]), float(ends[1]))
+        for name, values in drawn.items()
+        for ends in [np.quantile(np.concatenate(values), [0.025, 0.975])]
+    }
+
+
+def _resample(generator: np.random.Generator, n: int, count: int) -> Array:
+    """How often each of ``n`` rows is drawn in ``n`` draws with replacement; ``(count, n)``."""
+    draws = generator.integers(0, n, size=(count, n)) + np.arange(count)[:, None] * n
+    return np.bincount(draws.ravel(), minlength=count * n).reshape(count, n)
+
+
+def _array(name: str, scores: Scores) -> Array:
+    array: Array = np.asarray(scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores)
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{name} must be numbers, got {array.dtype}")
+    if array.ndim != 1 or len(array) == 0:
+        raise DataError(f"{name} must be one non-empty row of numbers, got shape {array.shape}")
+    if array.dtype.kind == "f" and np.isnan(array.sum()) and np.isnan(array).any():
+        bad = np.flatnonzero(np.isnan(array))
+        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN, the first is number {bad[0]}")
+    return array
+
+
+def _check_kind(positive: str) -> None:
+    if positive not in ("id", "ood"):
+        raise ArgumentError(f"positive={positive!r} must be 'id' (the paper) or 'ood' (OpenOOD)")

@@ -1,0 +1,101 @@
+"""Building a model from ``package.module:factory`` and filling it from a checkpoint that cannot run code."""
+
+import ast
+import pickle
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from oodles.errors import ArgumentError, FileError
+
+NESTS = ("state_dict", "model_state_dict", "model", "net")
+
+
+def build_model(text: str) -> nn.Module:
+    """Call the factory ``text`` names: ``package.module:factory`` or ``package.module:factory(num_classes=10)``.
+
+    >>> type(build_model("oodles.models:densenet101(num_classes=100)")).__name__
+    'DenseNet'
+    """
+    module_name, _, call = text.partition(":")
+    name, positional, named = _read_call(text, call)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ArgumentError(f"--model {text}: {module_name} cannot be imported ({error})") from None
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise ArgumentError(f"--model {text}: {module_name} has no {name} to call")
+    try:
+        model = factory(*positional, **named)
+    except TypeError as error:
+        raise ArgumentError(f"--model {text}: {error}") from None
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"--model {text} gave {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Fill ``model`` from a state dict: ``.safetensors``, or a torch file read with ``weights_only=True``.
+
+    Looks inside the usual wrappings (``state_dict``, ``model``, ...) and drops a ``module.`` prefix.
+    """
+    state = _read_state(path)
+    for nest in NESTS:
+        inner = state.get(nest)
+        if isinstance(inner, Mapping):
+            state = inner
+    tensors = {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    wanted = model.state_dict()
+    lacking = [key for key in wanted if key not in tensors]
+    extra = [key for key in tensors if key not in wanted]
+    misshapen = [
+        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(wanted[key].shape)}"
+        for key in wanted
+        if key in tensors and tensors[key].shape != wanted[key].shape
+    ]
+    problems = [
+        *([f"{len(lacking)} missing (first {lacking[0]})"] if lacking else []),
+        *([f"{len(extra)} unknown (first {extra[0]})"] if extra else []),
+        *misshapen[:1],
+    ]
+    if problems:
+        raise FileError(f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(tensors)
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise FileError(f"{path} does not exist")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, SafetensorError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FileError(f"{path} is not a checkpoint of plain tensors ({reason[:160]})") from None
+    if not isinstance(content, Mapping):
+        raise FileError(f"{path} holds {type(content).__name__}, not a state dict; save model.state_dict()")
+    return content
+
+
+def _read_call(text: str, call: str) -> tuple[str, list[Any], dict[str, Any]]:
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, [], {}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+            return node.func.id, [ast.literal_eval(value) for value in node.args], named
+    except (SyntaxError, ValueError):
+        pass
+    raise ArgumentError(f"--model {text!r} is not of the form package.module:factory or package.module:factory(...)")

@@ -1,0 +1,174 @@
+"""The conformance suite every detector passes; run it on your own with ``check_detector(MyDetector())``."""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oodles.detectors import Detector, load_detector
+from oodles.errors import DataError, NotFittedError, OodlesError, ShapeError
+from oodles.features import Features, Head
+
+Check = Callable[[Detector, Features], None]
+
+
+def example_features(rows: int = 300, width: int = 24, classes: int = 5, seed: int = 0) -> Features:
+    """Small labelled features as a ReLU network gives them: non-negative, some units silent, classes apart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(rows) % classes
+    centres = torch.rand(classes, width, generator=generator) * 2
+    embedding = (centres[labels] + 0.5 * torch.randn(rows, width, generator=generator)).relu()
+    embedding[:, -1] = 0
+    weight = centres - centres.mean(dim=0) + 0.1 * torch.randn(classes, width, generator=generator)
+    bias = 0.1 * torch.randn(classes, generator=generator)
+    return Features(embedding, labels=labels, head=Head(weight, bias))
+
+
+def check_detector(detector: Detector, features: Features | None = None) -> None:
+    """Raise ``AssertionError`` unless the detector keeps every promise of the house.
+
+    ``detector`` is not fitted by this; copies of it are. ``features`` are ID features to fit and score
+    on, :func:`example_features` unless given.
+    """
+    features = example_features() if features is None else features
+    for check in CHECKS:
+        check(copy.deepcopy(detector), features)
+
+
+def unfitted_refuses(detector: Detector, features: Features) -> None:
+    """A detector that has something to learn says so before it has learned it."""
+    if detector.learns_from:
+        _raises(NotFittedError, lambda: detector.score(features), "scoring before fit")
+        _raises(NotFittedError, lambda: detector.finish(), "finishing before observing")
+
+
+def fit_returns_self(detector: Detector, features: Features) -> None:
+    """``fit`` gives the detector back, and scores are one finite number a row."""
+    assert detector.fit(features) is detector, f"{detector}.fit must return the detector itself"
+    scores = detector.score(features)
+    assert scores.shape == (len(features),), f"{detector} gives scores of shape {tuple(scores.shape)}"
+    assert scores.dtype == torch.float32, f"{detector} gives {scores.dtype}, not float32"
+    assert torch.isfinite(scores).all(), f"{detector} gives scores that are not finite"
+
+
+def rows_are_independent(detector: Detector, features: Features) -> None:
+    """A row's score does not depend on the rows it is scored with, nor on their order."""
+    scores = detector.fit(features).score(features)
+    parts = torch.cat([detector.score(batch) for batch in features.batches(7)])
+    _close(parts, scores, f"{detector}: scores depend on the batch size")
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
+    _close(detector.score(features[order]), scores[order], f"{detector}: scores depend on the order of rows")
+    _close(detector.score(features[3:4]), scores[3:4], f"{detector}: scores depend on neighbouring rows")
+
+
+def fit_forgets(detector: Detector, features: Features) -> None:
+    """Fitting again is as if it were the first time, and both give the same scores."""
+    scores = copy.deepcopy(detector).fit(features).score(features)
+    detector.fit(features[: len(features) // 3]).fit(features)
+    assert torch.equal(detector.score(features), scores), f"{detector}: a second fit remembers the first"
+
+
+def merge_is_one_fit(detector: Detector, features: Features) -> None:
+    """Learning in parts, in any order, and merging gives what one fit gives."""
+    whole = copy.deepcopy(detector).fit(features).score(features)
+    cut = len(features) // 3
+    parts = [copy.deepcopy(detector).partial_fit(part) for part in (features[:cut], features[cut:])]
+    _close(copy.deepcopy(parts[0]).merge(parts[1]).finish().score(features), whole, f"{detector}: merge is not one fit")
+    _close(copy.deepcopy(parts[1]).merge(parts[0]).finish().score(features), whole, f"{detector}: merge has an order")
+    folded = copy.deepcopy(detector)
+    for batch in features.batches(11):
+        folded.partial_fit(batch)
+    _close(folded.finish().score(features), whole, f"{detector}: partial_fit is not fit")
+
+
+def float32_agrees(detector: Detector, features: Features) -> None:
+    """Scores in float32 agree with those in float64."""
+    detector.fit(features)
+    wide = copy.deepcopy(detector).double().score(features.to(dtype=torch.float64))
+    assert wide.dtype == torch.float64, f"{detector}.double() gives {wide.dtype}"
+    _close(detector.score(features).double(), wide, f"{detector}: float32 and float64 disagree", 1e-4)
+
+
+def inputs_are_untouched(detector: Detector, features: Features) -> None:
+    """Neither fit nor score writes into its input."""
+    embedding, logits = features.embedding.clone(), features.logits.clone()
+    detector.fit(features).score(features)
+    assert torch.equal(features.embedding, embedding), f"{detector} changes embeddings"
+    assert torch.equal(features.logits, logits), f"{detector} changes logits"
+
+
+def saving_keeps_scores(detector: Detector, features: Features) -> None:
+    """A saved detector, and one filled from a state dict, give the same scores bit for bit."""
+    scores = copy.deepcopy(detector).fit(features).score(features)
+    fitted = copy.deepcopy(detector).fit(features)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "detector"
+        fitted.save(path)
+        loaded = load_detector(path)
+    assert loaded.spec == fitted.spec, f"{detector} is loaded as {loaded}"
+    assert torch.equal(loaded.score(features), scores), f"{detector}: loading changes scores"
+    fresh = copy.deepcopy(detector)
+    fresh.load_state_dict(fitted.state_dict())
+    assert torch.equal(fresh.score(features), scores), f"{detector}: the state dict does not hold everything"
+
+
+def exporting_keeps_scores(detector: Detector, features: Features) -> None:
+    """``torch.export`` with a free number of rows gives the same scores, and NaN stays NaN."""
+    detector.fit(features)
+    rows = {0: torch.export.Dim("rows", min=2, max=1 << 20)}
+    sample = (features.embedding[:2].float(), features.logits[:2].float())
+    program = torch.export.export(detector, sample, dynamic_shapes=(rows, rows)).module()
+    for count in (2, 9):
+        columns = features.embedding[:count].float(), features.logits[:count].float()
+        with torch.no_grad():
+            exported = program(*columns)
+        _close(exported, detector.score(features[:count]), f"{detector}: the exported graph differs")
+    broken = torch.full_like(features.embedding[:2], torch.nan), torch.full_like(features.logits[:2], torch.nan)
+    assert torch.isnan(detector(*broken)).all(), f"{detector}: a NaN input gets a score that is a number"
+
+
+def bad_input_is_named(detector: Detector, features: Features) -> None:
+    """Wrong widths, NaN and nothing at all raise the named errors."""
+    detector.fit(features)
+    head = features.head
+    assert head is not None
+    if "embedding" in detector.scores_from:
+        wider = Features(torch.rand(4, features.width + 1), head=Head(torch.rand(features.classes, features.width + 1)))
+        _raises(ShapeError, lambda: detector.score(wider), "another width")
+        _raises(OodlesError, lambda: detector.score(Features(logits=features.logits)), "logits alone")
+    elif detector.learns_from:
+        _raises(ShapeError, lambda: detector.score(Features(logits=torch.rand(4, features.classes + 1))), "more classes")
+    broken = features.embedding.clone()
+    broken[2, 0] = torch.nan
+    _raises(DataError, lambda: Features(broken, head=head), "NaN")
+    _raises(DataError, lambda: Features(broken[:0], head=head), "no rows")
+
+
+CHECKS: tuple[Check, ...] = (
+    unfitted_refuses,
+    fit_returns_self,
+    rows_are_independent,
+    fit_forgets,
+    merge_is_one_fit,
+    float32_agrees,
+    inputs_are_untouched,
+    saving_keeps_scores,
+    exporting_keeps_scores,
+    bad_input_is_named,
+)
+
+
+def _close(got: Tensor, want: Tensor, complaint: str, tolerance: float = 1e-5) -> None:
+    gap = float((got.double() - want.double()).abs().max()) / max(1.0, float(want.double().abs().max()))
+    assert gap <= tolerance, f"{complaint} (by {gap:.2g} of their size)"
+
+
+def _raises(kind: type[Exception], action: Callable[[], object], what: str) -> None:
+    try:
+        action()
+    except kind:
+        return
+    raise AssertionError(f"{what} must raise {kind.__name__}")
