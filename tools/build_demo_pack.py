@@ -42,8 +42,13 @@ def fit_head(features: Features) -> Head:
         loss = (log_total - logits[np.arange(n), y]).mean() + L2 / 2 * (weight**2).sum()
         return loss, np.concatenate([(residual.T @ x + L2 * weight).ravel(), residual.sum(axis=0)])
 
-    result = minimize(objective, np.zeros(classes * (m + 1)), jac=True, method="L-BFGS-B",
-                      options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-14, "gtol": 1e-8})
+    result = minimize(
+        objective,
+        np.zeros(classes * (m + 1)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-14, "gtol": 1e-8},
+    )
     print(f"head: {result.nit} iterations, loss {result.fun:.6f}, largest gradient {np.abs(result.jac).max():.1e}")
     flat = torch.from_numpy(result.x)
     return Head(flat[: classes * m].view(classes, m).float(), flat[classes * m :].float())
@@ -73,12 +78,14 @@ def main() -> None:
     }
     shutil.rmtree(PACK, ignore_errors=True)
     for name, rows in ROWS.items():
-        chosen = np.sort(np.random.default_rng(0).choice(len(full[name]), size=min(rows, len(full[name])), replace=False))
+        chosen = np.sort(
+            np.random.default_rng(0).choice(len(full[name]), size=min(rows, len(full[name])), replace=False)
+        )
         index = torch.from_numpy(chosen)
         labels = full[name].labels
-        Features(
-            full[name].embedding[index], labels=None if labels is None else labels[index], head=head
-        ).save(PACK / name, dtype=torch.float16, note=f"oodles demo: {name}")
+        Features(full[name].embedding[index], labels=None if labels is None else labels[index], head=head).save(
+            PACK / name, dtype=torch.float16, note=f"oodles demo: {name}"
+        )
     card = {
         "what": "Embeddings (float16, width 342) of real images by the DenseNet of the DICE paper's CIFAR-10 tables, "
         "and a linear head of our own: multinomial logistic regression on all "

@@ -6,7 +6,6 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError
@@ -58,8 +57,6 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     rank = math.floor((1 - id_rate) * (len(scores) + 1) + 1e-9)
     if rank < 1:
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
-        raise DataError(
-            f"{len(scores)} held-out scores are too few for id_rate={id_rate}; it takes at least {least}"
-        )
+        raise DataError(f"{len(scores)} held-out scores are too few for id_rate={id_rate}; it takes at least {least}")
     value = float(np.partition(scores, rank - 1)[rank - 1])
     return Threshold(value=value, id_rate=id_rate, held_out=len(scores))

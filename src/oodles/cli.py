@@ -11,7 +11,7 @@ from rich.console import Console
 from oodles.errors import ArgumentError, DataError, OodlesError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from oodles.bench.datasets import ImageLoader, ImageSet, Transform
     from oodles.features import Features
@@ -32,8 +32,9 @@ notices = Console(stderr=True)
 ModelOption = Annotated[
     str,
     typer.Option(
-        "--model", help="Your classifier: [bold]package.module:factory[/bold], with arguments if it takes any, "
-        "e.g. mynets:resnet(num_classes=10). The current folder is on the path."
+        "--model",
+        help="Your classifier: [bold]package.module:factory[/bold], with arguments if it takes any, "
+        "e.g. mynets:resnet(num_classes=10). The current folder is on the path.",
     ),
 ]
 CheckpointOption = Annotated[
@@ -103,7 +104,10 @@ def extract(
     from oodles.extraction import extract as run
 
     loader = ImageLoader(
-        open_images(images).sample(limit), _transform(size, resize, mean, std), labels=labels, skip_bad=skip_bad
+        open_images(images).sample(limit),
+        _transform(size, resize, mean, std),
+        labels=labels,
+        skip_bad=skip_bad,
     )
     network = _model(model, checkpoint)
     dtype = torch.float16 if half else torch.float32
@@ -121,7 +125,9 @@ def fit(
     ] = "dice(0.9)+energy",
     held_out: Annotated[
         Path | None,
-        typer.Option(help="ID features not used in training, for the threshold. Without: a fifth of the training rows."),
+        typer.Option(
+            help="ID features not used in training, for the threshold. Without: a fifth of the training rows."
+        ),
     ] = None,
     id_rate: Annotated[float, typer.Option(help="Share of ID inputs that should be accepted.")] = 0.95,
 ) -> None:
@@ -205,9 +211,7 @@ def score(
     for verdict in verdicts:
         mark = "ID " if verdict["is_id"] else "OOD"
         typer.echo(f"{mark}  {verdict['score']:10.4f}  class {verdict['label']:<5} {verdict['input']}")
-    notices.print(
-        f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.4f})"
-    )
+    notices.print(f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.4f})")
 
 
 @app.command()
@@ -241,12 +245,13 @@ def bench(
 
     Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar
 
-    oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test --ood sketches=imgs/sketches
+    oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
+    --ood sketches=imgs/sketches
     """
     from oodles.bench import benchmark
     from oodles.bench import suite as find_suite
     from oodles.bench.datasets import ImageLoader, open_images
-    from oodles.bench.report import table, write_json
+    from oodles.bench.report import print_table, write_json
     from oodles.detectors import detector_list, parse
     from oodles.extraction import extract as run
 
@@ -284,8 +289,10 @@ def bench(
     if as_json:
         typer.echo(json.dumps([row.as_dict() for row in rows]))
         return
-    title = f"{id_set}: accuracy {_accuracy(tested):.2%} on {len(tested):,} test images" if tested.labels is not None else id_set
-    console.print(table(rows, title=title, paper=chosen.name if chosen is not None else None))
+    title = id_set
+    if tested.labels is not None:
+        title += f": accuracy {_accuracy(tested.logits, tested.labels):.2%} on {len(tested):,} test images"
+    print_table(console, rows, title=title, paper=chosen.name if chosen is not None else None)
 
 
 @app.command()
@@ -365,8 +372,8 @@ def _split(features: "Features") -> tuple["Features", "Features"]:
     return features[order[cut:].sort().values], features[order[:cut].sort().values]
 
 
-def _accuracy(features: "Features") -> float:
-    return float((features.logits.argmax(dim=1) == features.labels).double().mean())
+def _accuracy(logits: "Tensor", labels: "Tensor") -> float:
+    return float(logits.argmax(dim=1).eq(labels).double().mean())
 
 
 def _tell_skipped(loader: "ImageLoader") -> None:

@@ -1,7 +1,7 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per image."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor, nn
 
 from oodles.errors import ArgumentError, DataError, FileError
@@ -117,7 +124,7 @@ class _Run:
 
     def columns(self, images: Tensor, labels: Tensor | None) -> Columns:
         """What is kept of one batch of the loader."""
-        pieces = [self._piece(part) for part in images.split(self.rows or self._usual_rows(images))]
+        pieces = [self._piece(part) for part in torch.split(images, self.rows or self._usual_rows(images))]
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         if self.labels and labels is not None:
             columns["labels"] = labels.cpu()
@@ -157,9 +164,7 @@ def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_
     return Features(**columns, layers=layers, head=run.located.head.to("cpu") if run.located else None)
 
 
-def _into_store(
-    run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance"
-) -> None:
+def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance") -> None:
     """Walk the loader once: what is stored is compared by content, what is not is computed and appended.
 
     A shard always ends where a batch of the loader ends, so a resumed run cuts its micro-batches at
@@ -251,7 +256,7 @@ class _Rate(ProgressColumn):
 def _bar(loader: Iterable[Any], wanted: bool) -> Iterator[_Advance]:
     """A progress bar on a terminal, silence elsewhere."""
     console = Console(stderr=True)
-    total = len(loader) if hasattr(loader, "__len__") else None
+    total = len(loader) if isinstance(loader, Sized) else None
     if not wanted or not console.is_terminal:
         yield _Advance(None, total)
         return

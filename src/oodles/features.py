@@ -42,6 +42,7 @@ class Head:
                 raise DataError(f"the head's {name} holds NaN or infinite values; is the checkpoint whole?")
 
     def __call__(self, embedding: Tensor) -> Tensor:
+        """The logits ``(n, C)`` of embeddings ``(n, m)``."""
         return F.linear(embedding.to(self.weight.dtype), self.weight, self.bias)
 
     @property
@@ -73,7 +74,9 @@ class Head:
 class Block(Protocol):
     """Some rows: tensors in memory, or a shard that is mapped from disk when touched."""
 
-    rows: int
+    @property
+    def rows(self) -> int:
+        """How many."""
 
     def columns(self) -> Columns:
         """The tensors, by column name."""
@@ -276,7 +279,10 @@ class Features:
 
     def save(self, path: str | Path, *, dtype: torch.dtype = torch.float32, note: str = "") -> None:
         """Write a store at ``path`` (a folder); ``note`` is what you want to remember of the data."""
-        about = {"dtype": str(dtype), "head": "none" if self._head is None else fingerprint(self._head.tensors())}
+        about = {
+            "dtype": str(dtype),
+            "head": "none" if self._head is None else fingerprint(self._head.tensors()),
+        }
         with Writer(Path(path), about, note) as writer:
             if writer.shards:
                 raise DataError(f"{path} holds features already; choose another folder or delete it")
@@ -298,8 +304,7 @@ class Features:
 def store_columns(columns: Columns, dtype: torch.dtype) -> Columns:
     """Columns as they go to disk: on the CPU, floats in ``dtype``, labels as 64-bit integers."""
     converted = {
-        name: column.detach().to("cpu", torch.int64 if name == "labels" else dtype)
-        for name, column in columns.items()
+        name: column.detach().to("cpu", torch.int64 if name == "labels" else dtype) for name, column in columns.items()
     }
     if dtype == torch.float16:
         for name, column in converted.items():
@@ -313,7 +318,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

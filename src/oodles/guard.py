@@ -37,9 +37,7 @@ class Guard(nn.Module):
     so an input that gives NaN is never in-distribution.
     """
 
-    def __init__(
-        self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: str | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: str | None = None) -> None:
         super().__init__()
         if not detector.fitted:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) first")

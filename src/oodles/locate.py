@@ -105,8 +105,13 @@ def _claims(products: Sequence[Product], output: Tensor) -> Iterator[Located]:
             for finish in finishes:
                 if _gap(finish(rows.float()), output) <= STRICT:
                     yield _claim(product, "linear before a softmax", finish=finish)
-        elif _gap(product.output.flatten(2).mean(dim=2) if product.operation == "conv2d" else
-                  product.output.mean(dim=1), output) <= STRICT:
+        elif (
+            _gap(
+                product.output.flatten(2).mean(dim=2) if product.operation == "conv2d" else product.output.mean(dim=1),
+                output,
+            )
+            <= STRICT
+        ):
             yield _claim(product, "pooled after a 1x1 convolution")
     for first, second in zip(fitting[1:], fitting, strict=False):
         one, two = _output_rows(first), _output_rows(second)
@@ -174,9 +179,7 @@ def _holds(network: nn.Module, claim: Located, images: Tensor, output: Tensor | 
     return _gap(finish(claim.head(embedding + step)), moved) <= tolerance
 
 
-def _record(
-    network: nn.Module, images: Tensor, shift: dict[int, Tensor] | None = None
-) -> tuple[Tensor, Recorder]:
+def _record(network: nn.Module, images: Tensor, shift: dict[int, Tensor] | None = None) -> tuple[Tensor, Recorder]:
     with Recorder(network, shift) as recorder:
         output = logits_of(network(images))
     return output, recorder
@@ -186,7 +189,9 @@ def _probes(images: Tensor) -> tuple[Tensor, Tensor]:
     """Four inputs like the batch's own to search with, three noise inputs to check with."""
     real = images[:PROBE_ROWS]
     if not images.is_floating_point():
-        return real.repeat(PROBE_ROWS, *[1] * (images.ndim - 1))[:PROBE_ROWS], real[:1].repeat(3, *[1] * (images.ndim - 1))
+        return real.repeat(PROBE_ROWS, *[1] * (images.ndim - 1))[:PROBE_ROWS], real[:1].repeat(
+            3, *[1] * (images.ndim - 1)
+        )
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(2 * PROBE_ROWS - 1, *images.shape[1:], generator=generator).to(images)
     noise = noise * torch.nan_to_num(real.float().std()).to(images) + torch.nan_to_num(real.float().mean()).to(images)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -193,9 +194,10 @@ class _Sweep:
         """Go block by block, so that every temporary stays in the caches."""
         marks = range(BLOCK, self.n - BLOCK // 2, BLOCK)
         cuts = sorted({0, self.n, *(self._group_end(mark) for mark in marks)})
-        spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+        spans = list(pairwise(cuts))
         half = len(spans) // 2
-        kinds = sum(self._both(lambda: self._kinds(spans[:half]), lambda: self._kinds(spans[half:])), [])
+        kinds_low, kinds_high = self._both(lambda: self._kinds(spans[:half]), lambda: self._kinds(spans[half:]))
+        kinds = [*kinds_low, *kinds_high]
         before = np.cumsum([0, *(int(np.count_nonzero(kind)) for kind in kinds)]).tolist()
 
         def work(part: range) -> _Totals:

@@ -22,7 +22,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oodles.errors import FileError
-from oodles.files import Record, member, read_record, read_tensors, sha256, write_record, write_tensors, write_with
+from oodles.files import (
+    Record,
+    member,
+    read_record,
+    read_tensors,
+    sha256,
+    write_record,
+    write_tensors,
+    write_with,
+)
 
 KIND = "features"
 SCHEMA = 1
@@ -139,7 +148,13 @@ class Writer:
         whole = {name: column.contiguous() for name, column in columns.items()}
         write_with(path, lambda temporary: save_file(whole, temporary))
         rows = len(next(iter(whole.values())))
-        entry = {"file": file, "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "inputs": inputs}
+        entry = {
+            "file": file,
+            "rows": rows,
+            "bytes": path.stat().st_size,
+            "sha256": sha256(path),
+            "inputs": inputs,
+        }
         self.manifest["shards"] = [*self.shards, entry]
         self.manifest["columns"] = sorted(whole)
         write_record(self.path / MANIFEST, self.manifest)

@@ -127,11 +127,11 @@ class Recorder(TorchFunctionMode):
         for name, module in self._model.named_modules():
             self._hooks.append(module.register_forward_pre_hook(self._enter_module(name)))
             self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
 
@@ -251,7 +251,9 @@ class _Catcher(TorchFunctionMode):
 def along(vector: Tensor, entering: Tensor) -> Tensor:
     """A vector of one value per unit, shaped so that it adds to every row of what enters a product."""
     if entering.ndim == 4:
-        return vector.view(1, *entering.shape[1:]) if vector.numel() == entering[0].numel() else vector.view(1, -1, 1, 1)
+        return (
+            vector.view(1, *entering.shape[1:]) if vector.numel() == entering[0].numel() else vector.view(1, -1, 1, 1)
+        )
     return vector
 
 

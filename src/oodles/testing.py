@@ -76,8 +76,16 @@ def merge_is_one_fit(detector: Detector, features: Features) -> None:
     whole = copy.deepcopy(detector).fit(features).score(features)
     cut = len(features) // 3
     parts = [copy.deepcopy(detector).partial_fit(part) for part in (features[:cut], features[cut:])]
-    _close(copy.deepcopy(parts[0]).merge(parts[1]).finish().score(features), whole, f"{detector}: merge is not one fit")
-    _close(copy.deepcopy(parts[1]).merge(parts[0]).finish().score(features), whole, f"{detector}: merge has an order")
+    _close(
+        copy.deepcopy(parts[0]).merge(parts[1]).finish().score(features),
+        whole,
+        f"{detector}: merge is not one fit",
+    )
+    _close(
+        copy.deepcopy(parts[1]).merge(parts[0]).finish().score(features),
+        whole,
+        f"{detector}: merge has an order",
+    )
     folded = copy.deepcopy(detector)
     for batch in features.batches(11):
         folded.partial_fit(batch)
@@ -126,7 +134,10 @@ def exporting_keeps_scores(detector: Detector, features: Features) -> None:
         with torch.no_grad():
             exported = program(*columns)
         _close(exported, detector.score(features[:count]), f"{detector}: the exported graph differs")
-    broken = torch.full_like(features.embedding[:2], torch.nan), torch.full_like(features.logits[:2], torch.nan)
+    broken = (
+        torch.full_like(features.embedding[:2], torch.nan),
+        torch.full_like(features.logits[:2], torch.nan),
+    )
     assert torch.isnan(detector(*broken)).all(), f"{detector}: a NaN input gets a score that is a number"
 
 
@@ -140,7 +151,11 @@ def bad_input_is_named(detector: Detector, features: Features) -> None:
         _raises(ShapeError, lambda: detector.score(wider), "another width")
         _raises(OodlesError, lambda: detector.score(Features(logits=features.logits)), "logits alone")
     elif detector.learns_from:
-        _raises(ShapeError, lambda: detector.score(Features(logits=torch.rand(4, features.classes + 1))), "more classes")
+        _raises(
+            ShapeError,
+            lambda: detector.score(Features(logits=torch.rand(4, features.classes + 1))),
+            "more classes",
+        )
     broken = features.embedding.clone()
     broken[2, 0] = torch.nan
     _raises(DataError, lambda: Features(broken, head=head), "NaN")

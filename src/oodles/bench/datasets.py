@@ -116,7 +116,13 @@ def read_cifar(*paths: Path) -> ImageSet:
         batch = _unpickle(path)
         found = next((batch[key] for key in ("labels", "fine_labels") if key in batch), None)
         rows = np.asarray(batch.get("data"))
-        if found is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072 or len(rows) != len(found):
+        if (
+            found is None
+            or rows.dtype != np.uint8
+            or rows.ndim != 2
+            or rows.shape[1] != 3072
+            or len(rows) != len(found)
+        ):
             raise DataError(f"{path} is a pickle, but not a CIFAR batch")
         pixels.append(rows)
         labels.append(np.asarray(found, dtype=np.int64))
@@ -198,8 +204,12 @@ class ImageLoader:
         self.bad, self.names = [], []
         with ThreadPoolExecutor(self.workers) as pool:
             ahead: deque[list[Future[_Decoded]]] = deque()
-            spans = iter([range(start, min(start + self.batch, len(self.images)))
-                          for start in range(0, len(self.images), self.batch)])
+            spans = iter(
+                [
+                    range(start, min(start + self.batch, len(self.images)))
+                    for start in range(0, len(self.images), self.batch)
+                ]
+            )
             try:
                 for span in itertools.islice(spans, 2):
                     ahead.append([pool.submit(self._decode, row) for row in span])
@@ -282,7 +292,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
-    except Exception as error:  # noqa: BLE001 - a damaged pickle can fail in any way
+    except Exception as error:
         raise DataError(f"{path} is no image set that oodles reads, nor a CIFAR batch ({error})") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} is a pickle, but not a CIFAR batch")

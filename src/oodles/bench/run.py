@@ -31,7 +31,12 @@ def benchmark(
         id_scores = detector.fit(train).score(test)
         rows += [
             evaluate(
-                id_scores, detector.score(features), detector=name, id_set=id_set, ood_set=ood_set, bootstrap=bootstrap
+                id_scores,
+                detector.score(features),
+                detector=name,
+                id_set=id_set,
+                ood_set=ood_set,
+                bootstrap=bootstrap,
             )
             for ood_set, features in ood.items()
         ]

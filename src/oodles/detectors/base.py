@@ -29,6 +29,7 @@ class Described(nn.Module):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def extra_repr(self) -> str:
+        """The arguments that say something, as written in a call."""
         shown = {name: value for name, value in self.arguments().items() if value is not None and value != ()}
         return ", ".join(f"{name}={getattr(value, '__name__', value)!s}" for name, value in shown.items())
 
@@ -174,7 +175,7 @@ class Detector(Described):
         missing = [column for column in columns if not have[column]]
         if missing:
             raise ShapeError(
-                f"{self} {verb} the {missing[0]}, which {features} does not hold; extract it with the model's last layer"
+                f"{self} {verb} the {missing[0]}, which {features} does not hold; extract it from the model"
             )
 
     # On disk ------------------------------------------------------------------------------------

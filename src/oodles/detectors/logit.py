@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.stages import Clip, Score, ScoreFunction, Shape, Sparsifier, TopContribution
+from oodles.detectors.stages import Clip, Score, ScoreFunction, Shape, Sparsifier, Stage, TopContribution
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Features, Head
@@ -55,18 +55,20 @@ class LogitDetector(Detector):
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments; ``shape`` and ``score`` live under other names, ``score`` being a method."""
         kept = {"shape": self._shapes(), "score": self.scoring}
-        return {name: kept[name] if name in kept else getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {
+            name: kept[name] if name in kept else getattr(self, name)
+            for name in inspect.signature(type(self)).parameters
+        }
 
     @property
     def spec(self) -> str:
         """The stages joined by ``+``, e.g. ``react(90)+dice(0.7)+energy``."""
-        stages = [*self._shapes(), *([self.sparsify] if self.sparsify is not None else []), self.scoring]
+        stages: tuple[Stage | Score, ...] = (*self._stages(), self.scoring)
         return "+".join(stage.spec for stage in stages)
 
     def begin(self) -> dict[str, Statistic]:
         """The embedding statistics its stages ask for, each once."""
-        stages = [*self._shapes(), *([self.sparsify] if self.sparsify is not None else [])]
-        return {name: EMBEDDING_STATISTICS[name]() for stage in stages for name in stage.learns}
+        return {name: EMBEDDING_STATISTICS[name]() for stage in self._stages() for name in stage.learns}
 
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Add one batch of embeddings."""
@@ -94,6 +96,9 @@ class LogitDetector(Detector):
             logits = F.linear(embedding, self.weight_, self.bias_)
         scores: Tensor = self.scoring(logits)
         return scores
+
+    def _stages(self) -> tuple[Stage, ...]:
+        return (*self._shapes(), self.sparsify) if self.sparsify is not None else self._shapes()
 
     def _shapes(self) -> tuple[Shape, ...]:
         return tuple(shape for shape in self.shapes if isinstance(shape, Shape))
@@ -134,7 +139,11 @@ class ReAct(LogitDetector):
     """Activations clipped at a percentile of ID activations, then energy (Sun, Guo & Li, NeurIPS 2021)."""
 
     def __init__(
-        self, *, percentile: float | None = None, threshold: float | None = None, score: ScoreFunction = energy
+        self,
+        *,
+        percentile: float | None = None,
+        threshold: float | None = None,
+        score: ScoreFunction = energy,
     ) -> None:
         clip = Clip(percentile=percentile, threshold=threshold)
         super().__init__(shape=clip, score=score)
@@ -149,8 +158,6 @@ class DICE(LogitDetector):
     With ``shape=Clip(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP.
     """
 
-    def __init__(
-        self, *, p: float = 0.9, shape: Shape | Sequence[Shape] = (), score: ScoreFunction = energy
-    ) -> None:
+    def __init__(self, *, p: float = 0.9, shape: Shape | Sequence[Shape] = (), score: ScoreFunction = energy) -> None:
         super().__init__(shape=shape, sparsify=TopContribution(p=p), score=score)
         self.p = p

@@ -72,7 +72,16 @@ def load_detector(path: str | Path) -> Detector:
 
 def detector_list() -> list[LogitDetector]:
     """One of each: the detectors of the paper's tables, then its ablations, at their default settings."""
-    texts = ["msp", "max_logit", "energy", "entropy", "react(90)", "dice(0.9)", "react(90)+dice(0.9)", "dice(0.9)+msp"]
+    texts = [
+        "msp",
+        "max_logit",
+        "energy",
+        "entropy",
+        "react(90)",
+        "dice(0.9)",
+        "react(90)+dice(0.9)",
+        "dice(0.9)+msp",
+    ]
     ablations = [stage for stage in SPARSIFIERS if stage.name != "dice"]
     return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]
 

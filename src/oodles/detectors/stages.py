@@ -166,8 +166,8 @@ class WeightDropout(_Seeded):
     name = "weight_dropout"
 
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
-        """A random fraction ``1 - p`` of all weights."""
-        return keep_random(tuple(weight.shape), self.p, self.seed)
+        """A random fraction ``1 - p`` of all weights, another draw than random-k's for the same seed."""
+        return keep_random(tuple(weight.shape), self.p, self.seed + (1 << 32))
 
 
 class UnitPruning(Sparsifier):
@@ -208,7 +208,9 @@ class Score(nn.Module):
             raise ArgumentError(f"give the parameters of {whole.func.__name__} by name")
         self.function = whole.func
         usual = {name: parameter.default for name, parameter in inspect.signature(self.function).parameters.items()}
-        self.settings: dict[str, Any] = {name: value for name, value in whole.keywords.items() if value != usual.get(name)}
+        self.settings: dict[str, Any] = {
+            name: value for name, value in whole.keywords.items() if value != usual.get(name)
+        }
         temperature = self.settings.get("temperature", 1.0)
         if not temperature > 0:
             raise ArgumentError(f"temperature={temperature} must be positive")

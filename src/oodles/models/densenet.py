@@ -17,6 +17,7 @@ class Bottleneck(nn.Module):
         self.conv2 = nn.Conv2d(inner, growth, kernel_size=3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps ``(n, c, h, w)`` to maps."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         return torch.cat([x, out], dim=1)
@@ -30,6 +31,7 @@ class Block(nn.Module):
         self.layer = nn.Sequential(*(Bottleneck(channels + i * growth, growth) for i in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps ``(n, c, h, w)`` to maps."""
         out: Tensor = self.layer(x)
         return out
 
@@ -43,15 +45,14 @@ class Transition(nn.Module):
         self.conv1 = nn.Conv2d(channels, reduced, kernel_size=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps ``(n, c, h, w)`` to maps."""
         return F.avg_pool2d(self.conv1(F.relu(self.bn1(x))), 2)
 
 
 class DenseNet(nn.Module):
     """Three dense blocks, global average pooling of a ReLU map, one linear layer."""
 
-    def __init__(
-        self, num_classes: int, *, depth: int = 100, growth: int = 12, reduction: float = 0.5
-    ) -> None:
+    def __init__(self, num_classes: int, *, depth: int = 100, growth: int = 12, reduction: float = 0.5) -> None:
         super().__init__()
         per_block = (depth - 4) // 6
         width = 2 * growth
@@ -70,6 +71,7 @@ class DenseNet(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(n, num_classes)`` of normalised images ``(n, 3, 32, 32)``."""
         x = self.trans1(self.block1(self.conv1(images)))
         x = self.block3(self.trans2(self.block2(x)))
         x = F.relu(self.bn1(x)).mean(dim=(2, 3))
