@@ -180,11 +180,14 @@ def score(
     from oodles.extraction import model_fingerprint
     from oodles.features import Features
     from oodles.guard import read_guard
-    from oodles.store import is_store
+    from oodles.store import is_store, read_manifest
 
     detector, threshold, record = read_guard(guard)
     if is_store(inputs):
         features = Features.load(inputs)
+        origin = read_manifest(inputs)["about"].get("model")
+        if None not in (origin, record["model"]) and origin != record["model"]:
+            raise DataError(f"{inputs} holds features of another model than {guard} was fitted on")
         names = [f"row {row}" for row in range(len(features))]
     else:
         from oodles.bench.datasets import ImageLoader, open_images
@@ -225,6 +228,9 @@ def bench(
     train: Annotated[Path | None, typer.Option(help="ID training images.")] = None,
     test: Annotated[Path | None, typer.Option(help="ID test images.")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="OOD images as NAME=PATH; may be given again.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave an OOD set of the suite out; may be given again.")
+    ] = None,
     detector: DetectorOption = None,
     store: Annotated[Path | None, typer.Option(help="Keep the features here and reuse them next time.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many images of each set, chosen at random.")] = None,
@@ -260,7 +266,7 @@ def bench(
     chosen = find_suite(suite) if suite else None
     if chosen is not None:
         sets["train"], sets["test"] = chosen.open_id(data)
-        sets |= chosen.open_ood(data)
+        sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in (without or [])}
         if chosen.missing(data):
             notices.print(f"not under {data}: {', '.join(chosen.missing(data))}")
     for name, path in {"train": train, "test": test, **_named_paths(ood or [])}.items():

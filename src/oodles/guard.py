@@ -47,7 +47,7 @@ class Guard(nn.Module):
         self.detector = detector
         self.threshold = threshold
         self.layer = layer
-        self._located: Located | None = None
+        self._found: tuple[Located, Tap] | None = None
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
@@ -63,16 +63,16 @@ class Guard(nn.Module):
             embedding = logits.new_empty(len(logits), 0)
             own = logits
         else:
-            located = self._head(network, images)
-            output, entering, _ = Tap(network, located.sites)(images)
+            located, tap = self._head(network, images)
+            output, entering, _ = tap(images)
             logits = logits_of(output)
             embedding = located.embedding(entering)
             own = located.logits(embedding, logits) if located.finish else logits
         score = self.detector(embedding, own.to(embedding.dtype))
         return Verdict(logits, logits.argmax(dim=-1), score, self.threshold.is_id(score))
 
-    def _head(self, network: nn.Module, images: Tensor) -> Located:
-        if self._located is None:
+    def _head(self, network: nn.Module, images: Tensor) -> tuple[Located, Tap]:
+        if self._found is None:
             located = locate(network, images, self.layer)
             shape = self.detector.shape_
             seen = [located.head.width, located.head.classes]
@@ -81,8 +81,8 @@ class Guard(nn.Module):
                     f"{self.detector} was fitted on (width, classes) {tuple(shape.tolist())}, this model has "
                     f"{tuple(seen)}; fit it on this model's features"
                 )
-            self._located = located
-        return self._located
+            self._found = located, Tap(network, located.sites)
+        return self._found
 
     def save(self, path: str | Path) -> None:
         """Write detector and threshold to the folder ``path``; the model itself stays with you.

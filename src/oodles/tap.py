@@ -8,6 +8,7 @@ product of a pass, and :class:`Tap` hands out what enters the products one has c
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -181,48 +182,54 @@ class Recorder(TorchFunctionMode):
 class Tap:
     """Runs a model and keeps what enters the chosen products, and the outputs of the chosen layers.
 
-    Heads that are modules are read with a hook; only functional ones need a function mode.
+    Heads that are modules are read with a hook; only functional ones need a function mode. Several
+    threads may run one model at once: each hears its own pass only.
     """
 
     def __init__(self, model: nn.Module, sites: Sequence[Site], layers: Sequence[str] = ()) -> None:
+        modules = dict(model.named_modules())
         self._model = model
-        self._sites = sites
-        self._layers = layers
-        self._modules = dict(model.named_modules())
-        self._caught: dict[Site, Tensor] = {}
-        self._pooled: dict[str, Tensor] = {}
+        self._sites = {site: None if site.module is None else modules[site.module] for site in sites}
+        self._layers = {name: modules[name] for name in layers}
 
     def __call__(self, images: Tensor) -> tuple[object, list[Tensor], dict[str, Tensor]]:
         """The model's output, the sites' inputs in order, the layers' pooled outputs by name."""
-        self._caught, self._pooled = {}, {}
+        caught: dict[Site, Tensor] = {}
+        activations: dict[str, Tensor] = {}
         with ExitStack() as stack:
-            for site in self._sites:
-                if site.module is not None:
-                    hook = self._modules[site.module].register_forward_pre_hook(self._catch(site))
-                    stack.callback(hook.remove)
-            for name in self._layers:
-                hook = self._modules[name].register_forward_hook(self._pool(name))
-                stack.callback(hook.remove)
-            functional = {site.ordinal: site for site in self._sites if site.module is None}
+            for site, module in self._sites.items():
+                if module is not None:
+                    stack.callback(module.register_forward_pre_hook(_catch(caught, site)).remove)
+            for name, module in self._layers.items():
+                stack.callback(module.register_forward_hook(_pool(activations, name)).remove)
+            functional = {site.ordinal: site for site, module in self._sites.items() if module is None}
             if functional:
-                stack.enter_context(_Catcher(functional, self._caught))
+                stack.enter_context(_Catcher(functional, caught))
             output = self._model(images)
-        missing = [site for site in self._sites if site not in self._caught]
+        missing = [site for site in self._sites if site not in caught]
         if missing:
             raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
-        return output, [self._caught[site] for site in self._sites], self._pooled
+        return output, [caught[site] for site in self._sites], activations
 
-    def _catch(self, site: Site) -> Callable[[nn.Module, Arguments], None]:
-        def keep(_: nn.Module, arguments: Arguments) -> None:
-            self._caught[site] = arguments[0]
 
-        return keep
+def _catch(caught: dict[Site, Tensor], site: Site) -> Callable[[nn.Module, Arguments], None]:
+    thread = get_ident()
 
-    def _pool(self, name: str) -> Callable[[nn.Module, Arguments, object], None]:
-        def keep(_: nn.Module, __: Arguments, output: object) -> None:
-            self._pooled[name] = pooled(name, output)
+    def keep(_: nn.Module, arguments: Arguments) -> None:
+        if get_ident() == thread:
+            caught[site] = arguments[0]
 
-        return keep
+    return keep
+
+
+def _pool(activations: dict[str, Tensor], name: str) -> Callable[[nn.Module, Arguments, object], None]:
+    thread = get_ident()
+
+    def keep(_: nn.Module, __: Arguments, output: object) -> None:
+        if get_ident() == thread:
+            activations[name] = pooled(name, output)
+
+    return keep
 
 
 class _Catcher(TorchFunctionMode):

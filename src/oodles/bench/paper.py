@@ -10,6 +10,7 @@ METHODS = {
     "msp": "MSP",
     "energy": "Energy",
     "react(90)+energy": "ReAct",
+    "react(threshold=1.0)+energy": "ReAct",
     "dice(0.9)+energy": "DICE",
     "unit_dropout(0.9)+energy": "Unit-Dropout",
     "weight_dropout(0.9)+energy": "Weight-Dropout",

@@ -55,9 +55,7 @@ def _width(console: Console, view: Table) -> int:
 
 
 def _table(detectors: Sequence[str], columns: Sequence[str], cells: Cells, title: str, paper: str | None) -> Table:
-    view = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     view.add_column("detector", no_wrap=True)
     for name in columns:
         view.add_column(name, justify="right", no_wrap=True)

@@ -147,7 +147,7 @@ class RandomContribution(_Seeded):
 
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
         """A random fraction ``1 - p`` of all entries."""
-        return keep_random(tuple(weight.shape), self.p, self.seed)
+        return keep_random(tuple(weight.shape), self.p, 2 * self.seed)
 
 
 class WeightPruning(Sparsifier):
@@ -167,7 +167,7 @@ class WeightDropout(_Seeded):
 
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
         """A random fraction ``1 - p`` of all weights, another draw than random-k's for the same seed."""
-        return keep_random(tuple(weight.shape), self.p, self.seed + (1 << 32))
+        return keep_random(tuple(weight.shape), self.p, 2 * self.seed + 1)
 
 
 class UnitPruning(Sparsifier):

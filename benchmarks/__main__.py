@@ -1,0 +1,7 @@
+"""Run them all: ``python -m benchmarks``."""
+
+from benchmarks import dice, extraction, metrics
+
+if __name__ == "__main__":
+    for module in (dice, metrics, extraction):
+        module.main()

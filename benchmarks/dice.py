@@ -1,0 +1,66 @@
+"""DICE at ImageNet size (C = 1000, m = 2048) beside the dense energy and the broadcast form of other tools."""
+
+import resource
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.timing import paired
+from oodles.detectors import DICE
+from oodles.features import Features, Head
+from oodles.functional import energy
+
+CLASSES, WIDTH, ROWS, BROADCAST_ROWS = 1000, 2048, 4096, 32
+
+
+def example(rows: int) -> Features:
+    """Features of the size of a ResNet-50's, with logits left to the head."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(CLASSES, WIDTH, generator=generator) * 0.03
+    embedding = torch.randn(rows, WIDTH, generator=generator).relu()
+    return Features(embedding, head=Head(weight, torch.zeros(CLASSES)))
+
+
+def speed() -> dict[str, float]:
+    """Seconds per row of each form."""
+    features = example(ROWS)
+    detector = DICE(p=0.7).fit(features)
+    few = features.embedding[:BROADCAST_ROWS]
+    head = features.head
+    assert head is not None
+    seconds = paired(
+        {
+            "dice": lambda: detector.score(features),
+            "dense energy": lambda: torch.cat([energy(head(batch.embedding)) for batch in features.batches()]),
+            "broadcast": lambda: energy((few[:, None, :] * detector.weight_).sum(dim=2) + detector.bias_),
+        }
+    )
+    rows = {"dice": ROWS, "dense energy": ROWS, "broadcast": BROADCAST_ROWS}
+    return {name: seconds[name] / rows[name] for name in seconds}
+
+
+def peak_memory(rows: int = 16384) -> float:
+    """Peak memory of scoring beyond what was there before, as a multiple of the logits' size; own process."""
+    code = f"from benchmarks.dice import measure_peak; measure_peak({rows})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    return float(done.stdout)
+
+
+def measure_peak(rows: int) -> None:
+    """Print the growth of the high-water mark while ``rows`` rows are scored, over the size of their logits."""
+    features = example(rows)
+    detector = DICE(p=0.7).fit(features)
+    detector.score(features[:64])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    detector.score(features)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print((after - before) * 1024 / (rows * CLASSES * 4))
+
+
+def main() -> None:
+    """Print the ratios."""
+    per_row = speed()
+    print(f"DICE takes {per_row['dice'] / per_row['dense energy']:.2f} times the dense energy (C=1000, m=2048)")
+    print(f"the broadcast form takes {per_row['broadcast'] / per_row['dice']:.0f} times DICE")
+    print(f"peak extra memory of scoring: {peak_memory():.2f} times the logits")

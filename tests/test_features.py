@@ -1,0 +1,424 @@
+"""``Features`` and ``Head``: what is refused, what comes out of slicing, and the way to disk and back."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oodles import features as features_module
+from oodles.errors import ArgumentError, DataError, FileError, ShapeError
+from oodles.features import Features, Head, fingerprint
+
+ROWS, WIDTH, CLASSES = 23, 6, 4
+
+
+def rand(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_head(seed=1, bias=True):
+    return Head(rand(CLASSES, WIDTH, seed=seed), rand(CLASSES, seed=seed + 1) if bias else None)
+
+
+def make(rows=ROWS, *, seed=0, head=None, layers=True):
+    labels = torch.arange(rows) % CLASSES
+    inner = {"block.1": rand(rows, 3, seed=seed + 5)} if layers else None
+    embedding, head = rand(rows, WIDTH, seed=seed), head or make_head()
+    # with the logits given, not computed per piece, every comparison below can be bit for bit
+    return Features(embedding, logits=head(embedding), labels=labels, head=head, layers=inner)
+
+
+def columns(features):
+    return {
+        "embedding": features.embedding,
+        "logits": features.logits,
+        "labels": features.labels,
+        **features.layers,
+    }
+
+
+def assert_equal(got, wanted):
+    mine, theirs = columns(got), columns(wanted)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+# Construction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("column", ["embedding", "logits", "layer"])
+def test_rows_that_are_not_finite_are_counted_and_the_first_is_named(value, column):
+    parts = {"embedding": rand(9, WIDTH), "logits": rand(9, CLASSES), "layer": rand(9, 2)}
+    parts[column][4, 1] = value
+    parts[column][7] = value
+    inner = {"inner": parts.pop("layer")}
+    with pytest.raises(DataError, match=rf"{column}.*2 of 9 rows.*the first is row 4"):
+        Features(**parts, layers=inner)
+
+
+def test_columns_of_different_length_are_refused_with_their_lengths():
+    with pytest.raises(ShapeError, match=r"embedding 5, labels 4"):
+        Features(rand(5, WIDTH), labels=torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ShapeError, match=r"embedding 5, logits 6"):
+        Features(rand(5, WIDTH), logits=rand(6, CLASSES))
+
+
+def test_widths_must_fit_the_head():
+    with pytest.raises(ShapeError, match=rf"embedding has width 7, the head wants {WIDTH}"):
+        Features(rand(3, 7), head=make_head())
+    with pytest.raises(ShapeError, match=rf"logits has width 9, the head wants {CLASSES}"):
+        Features(rand(3, WIDTH), logits=rand(3, 9), head=make_head())
+
+
+@pytest.mark.parametrize("bad", [-1, CLASSES, 99])
+def test_labels_outside_the_classes_are_refused(bad):
+    labels = torch.tensor([0, 1, bad, bad])
+    with pytest.raises(DataError, match=rf"2 of 4 labels.*0 to {CLASSES - 1}.*the first is {bad} in row 2"):
+        Features(rand(4, WIDTH), labels=labels, head=make_head())
+
+
+def test_labels_must_be_a_row_of_integers():
+    for labels in (torch.zeros(3), torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, dtype=torch.bool)):
+        with pytest.raises(ShapeError, match="labels must be integers"):
+            Features(rand(3, WIDTH), labels=labels)
+
+
+def test_negative_labels_are_refused_even_where_the_number_of_classes_is_unknown():
+    with pytest.raises(DataError, match="the first is -1 in row 1"):
+        Features(rand(2, WIDTH), labels=torch.tensor([3, -1]))
+
+
+def test_nothing_is_refused():
+    with pytest.raises(DataError, match="without a single row"):
+        Features(torch.empty(0, WIDTH))
+    with pytest.raises(DataError, match="embedding or logits"):
+        Features(labels=torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("embedding", [torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 2, dtype=torch.long)])
+def test_an_embedding_is_a_floating_matrix(embedding):
+    with pytest.raises(ShapeError, match="embedding must be a floating tensor"):
+        Features(embedding)
+
+
+def test_head_checks_its_parts():
+    with pytest.raises(ShapeError, match="weight is"):
+        Head(torch.zeros(3))
+    with pytest.raises(ShapeError, match=r"bias of shape \(3,\), got \(2,\)"):
+        Head(torch.zeros(3, 4), torch.zeros(2))
+    with pytest.raises(DataError, match="bias holds NaN"):
+        Head(torch.zeros(2, 4), torch.tensor([0.0, float("nan")]))
+
+
+# What is in it ----------------------------------------------------------------------------------
+
+
+def test_logits_are_computed_from_the_head_where_they_are_not_given():
+    head = make_head()
+    features = Features(rand(5, WIDTH), head=head)
+    by_hand = torch.stack([head.weight @ row + head.bias for row in features.embedding])
+    torch.testing.assert_close(features.logits, by_hand)
+    assert features.logits is features.logits, "computed once"
+
+
+def test_logits_that_are_given_are_kept_as_they_are():
+    logits = rand(5, CLASSES, seed=8)
+    assert torch.equal(Features(rand(5, WIDTH), logits=logits, head=make_head()).logits, logits)
+
+
+def test_logits_alone():
+    features = Features(logits=rand(5, CLASSES))
+    assert (features.width, features.classes, len(features)) == (0, CLASSES, 5)
+    assert features.embedding.shape == (5, 0)
+    assert features.head is None
+    assert features.labels is None
+
+
+def test_embedding_alone_has_no_logits():
+    features = Features(rand(5, WIDTH))
+    assert (features.width, features.classes) == (WIDTH, 0)
+    with pytest.raises(DataError, match="neither logits nor a head"):
+        _ = features.logits
+
+
+def test_a_head_without_bias_multiplies_only():
+    head = make_head(bias=False)
+    embedding = rand(5, WIDTH)
+    torch.testing.assert_close(head(embedding), embedding @ head.weight.T)
+    assert not head.same_as(make_head())
+    assert head.same_as(make_head(bias=False))
+
+
+def test_nothing_in_it_can_be_replaced():
+    features = make()
+    for name in ("embedding", "logits", "labels", "head", "layers", "width", "classes"):
+        with pytest.raises(AttributeError):
+            setattr(features, name, None)
+    features.layers.clear()
+    assert list(features.layers) == ["block.1"]
+    with pytest.raises(AttributeError):
+        features.head.weight = torch.zeros(1, 1)
+
+
+# Parts of it ------------------------------------------------------------------------------------
+
+
+@given(rows=st.integers(1, 40), batch=st.integers(1, 50), cuts=st.lists(st.integers(1, 39), max_size=3))
+def test_batches_are_all_rows_once_and_in_order(rows, batch, cuts):
+    whole = make(rows)
+    edges = [0, *sorted({cut for cut in cuts if cut < rows}), rows]
+    parted = Features.concat([whole[a:b] for a, b in itertools.pairwise(edges)])
+    pieces = list(parted.batches(batch))
+    assert all(1 <= len(piece) <= batch for piece in pieces)
+    for name, column in columns(whole).items():
+        assert torch.equal(torch.cat([columns(piece)[name] for piece in pieces]), column)
+
+
+@given(
+    rows=st.integers(1, 30),
+    start=st.none() | st.integers(-35, 35),
+    stop=st.none() | st.integers(-35, 35),
+    step=st.none() | st.integers(1, 5),
+)
+def test_slices_are_those_of_the_columns(rows, start, stop, step):
+    whole = make(rows)
+    joined = whole if rows < 3 else Features.concat([whole[: rows // 2], whole[rows // 2 :]])
+    index = slice(start, stop, step)
+    wanted = {name: column[index] for name, column in columns(whole).items()}
+    if len(wanted["embedding"]) == 0:
+        with pytest.raises(DataError, match="picks no row"):
+            joined[index]
+        return
+    got = columns(joined[index])
+    assert len(joined[index]) == len(wanted["embedding"])
+    for name, column in wanted.items():
+        assert torch.equal(got[name], column), name
+
+
+@given(picks=st.lists(st.integers(-ROWS, ROWS - 1), min_size=1, max_size=40))
+def test_integer_indices_pick_rows_in_order_and_may_repeat(picks):
+    whole = make()
+    got = Features.concat([whole[:9], whole[9:]])[picks]
+    for name, column in columns(whole).items():
+        assert torch.equal(columns(got)[name], torch.stack([column[row] for row in picks])), name
+
+
+@given(mask=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS).filter(any))
+def test_masks_keep_the_rows_that_are_true(mask):
+    whole = make()
+    kept = [row for row, keep in enumerate(mask) if keep]
+    for given_mask in (torch.tensor(mask), np.array(mask)):
+        assert_equal(whole[given_mask], whole[kept])
+
+
+def test_one_row_is_asked_for_as_a_slice():
+    with pytest.raises(ArgumentError, match=r"features\[3:4\]"):
+        make()[3]
+
+
+@pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3), torch.tensor([[1, 2], [3, 4]])])
+def test_an_index_that_is_no_row_of_numbers_never_gives_other_shapes(index):
+    # a scalar that is no Python int, or a matrix, must be refused or pick whole rows, never mangle them
+    try:
+        picked = make()[index]
+    except (ArgumentError, ShapeError):
+        return
+    assert picked.embedding.shape == (len(picked), WIDTH)
+
+
+def test_slices_share_memory_with_the_whole():
+    whole = make()
+    assert whole[5:9].embedding.data_ptr() == whole.embedding[5:].data_ptr()
+    assert next(whole.batches(4)).embedding.data_ptr() == whole.embedding.data_ptr()
+
+
+def test_batches_of_no_rows_are_refused():
+    with pytest.raises(ArgumentError, match="at least 1"):
+        list(make().batches(0))
+
+
+def test_concat_joins_rows_and_keeps_the_head():
+    first, second = make(5, seed=0), make(7, seed=20)
+    joined = Features.concat([first, second])
+    assert len(joined) == 12
+    assert joined.head.same_as(first.head)
+    for name, column in columns(joined).items():
+        assert torch.equal(column, torch.cat([columns(first)[name], columns(second)[name]])), name
+
+
+def test_concat_refuses_other_heads_other_columns_and_nothing():
+    with pytest.raises(ShapeError, match="different heads"):
+        Features.concat([make(), make(head=make_head(seed=7))])
+    with pytest.raises(ShapeError, match="different heads"):
+        Features.concat([make(), make(head=make_head(bias=False))])
+    with pytest.raises(ShapeError, match=r"same columns \(layer\.block\.1\)"):
+        Features.concat([make(), make(layers=False)])
+    with pytest.raises(ShapeError, match="different heads"):
+        Features.concat([Features(rand(3, 5)), Features(rand(3, 6))])
+    with pytest.raises(DataError, match="nothing to concatenate"):
+        Features.concat([])
+
+
+def test_to_changes_floats_and_leaves_labels_and_the_original():
+    whole = make()
+    double = whole.to(dtype=torch.float64)
+    assert double.embedding.dtype == double.logits.dtype == double.head.weight.dtype == torch.float64
+    assert double.layers["block.1"].dtype == torch.float64
+    assert double.labels.dtype == torch.int64
+    assert torch.equal(double.embedding, whole.embedding.double())
+    assert whole.embedding.dtype == torch.float32
+
+
+def test_to_half_refuses_what_half_cannot_hold():
+    embedding = rand(4, WIDTH)
+    embedding[2, 0] = 1e5
+    with pytest.raises(DataError, match="the first is row 2"):
+        Features(embedding).to(dtype=torch.float16)
+
+
+# On disk ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """Shards of five rows, so that a small set is many files."""
+    per_row = WIDTH + CLASSES + 3 + 1
+    monkeypatch.setattr(features_module, "SHARD_ELEMENTS", 5 * per_row)
+
+
+def alter(path, byte=-1):
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)
+
+
+def test_round_trip_is_bit_equal(tmp_path):
+    whole = make()
+    whole.save(tmp_path / "store", note="made here")
+    back = Features.load(tmp_path / "store")
+    assert len(back) == ROWS
+    assert back.head.same_as(whole.head)
+    assert_equal(back, whole)
+
+
+def test_round_trip_of_logits_alone(tmp_path):
+    whole = Features(logits=rand(5, CLASSES))
+    whole.save(tmp_path / "store")
+    back = Features.load(tmp_path / "store")
+    assert torch.equal(back.logits, whole.logits)
+    assert back.head is None
+    assert (back.width, back.classes) == (0, CLASSES)
+
+
+def test_round_trip_in_half_rounds_the_rows_and_not_the_head(tmp_path):
+    whole = make()
+    whole.save(tmp_path / "store", dtype=torch.float16)
+    back = Features.load(tmp_path / "store")
+    assert back.embedding.dtype == torch.float16
+    assert torch.equal(back.embedding, whole.embedding.half())
+    assert torch.equal(back.labels, whole.labels)
+    assert back.head.same_as(whole.head)
+
+
+def test_saving_in_half_refuses_overflow(tmp_path):
+    embedding = rand(4, WIDTH)
+    embedding[1] = 70_000
+    with pytest.raises(DataError, match=r"float16.*the first is row 1"):
+        Features(embedding).save(tmp_path / "store", dtype=torch.float16)
+
+
+def test_saving_twice_to_one_place_is_refused(tmp_path):
+    make().save(tmp_path / "store")
+    with pytest.raises(FileError):
+        make(head=make_head(seed=9)).save(tmp_path / "store")
+    with pytest.raises(DataError, match="holds features already"):
+        make().save(tmp_path / "store")
+    assert_equal(Features.load(tmp_path / "store"), make())
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_many_shards_read_as_one(tmp_path):
+    whole = make()
+    whole.save(tmp_path / "store")
+    assert len(list((tmp_path / "store").glob("shard-*"))) == 5
+    back = Features.load(tmp_path / "store")
+    assert_equal(back, whole)
+    assert_equal(back[3:17], whole[3:17])
+    assert_equal(back[[22, 0, 7, 7]], whole[[22, 0, 7, 7]])
+    assert torch.equal(torch.cat([piece.logits for piece in back.batches(4)]), whole.logits)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_shard_is_read_only_when_its_rows_are_touched(tmp_path):
+    whole = make()
+    whole.save(tmp_path / "store")
+    altered = tmp_path / "store" / "shard-00002.safetensors"
+    alter(altered)
+    back = Features.load(tmp_path / "store")
+    assert (len(back), back.width, back.classes) == (ROWS, WIDTH, CLASSES)
+    assert_equal(back[:10], whole[:10])
+    assert_equal(back[15:], whole[15:])
+    for touch in (lambda: back[9:11], lambda: back.embedding, lambda: list(back.batches(3))):
+        with pytest.raises(FileError, match=r"shard-00002.safetensors was altered"):
+            touch()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_shard_cut_short_or_lost_is_noticed_at_once(tmp_path):
+    make().save(tmp_path / "store")
+    shard = tmp_path / "store" / "shard-00003.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-7])
+    with pytest.raises(FileError, match=rf"shard-00003.* has {len(content) - 7} bytes, not the {len(content)}"):
+        Features.load(tmp_path / "store")
+    shard.unlink()
+    with pytest.raises(FileError, match=r"shard-00003.* is missing"):
+        Features.load(tmp_path / "store")
+
+
+def test_an_altered_head_is_refused_at_once(tmp_path):
+    make().save(tmp_path / "store")
+    (head,) = (tmp_path / "store").glob("head-*.safetensors")
+    alter(head)
+    with pytest.raises(FileError, match=r"head-.*SHA-256"):
+        Features.load(tmp_path / "store")
+
+
+def test_rows_are_mapped_and_not_copied(tmp_path):
+    make().save(tmp_path / "store")
+    back = Features.load(tmp_path / "store")
+    shard, maps = str(tmp_path / "store" / "shard-00000.safetensors"), Path("/proc/self/maps")
+    assert shard not in maps.read_text()
+    held = back[2:5].embedding
+    assert shard in maps.read_text()
+    assert torch.equal(held, make().embedding[2:5])
+
+
+def test_a_store_can_be_moved(tmp_path):
+    make().save(tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert_equal(Features.load(tmp_path / "there"), make())
+
+
+# Fingerprints -----------------------------------------------------------------------------------
+
+
+def test_fingerprints_tell_names_types_shapes_and_bits_apart():
+    ones = torch.ones(2, 3)
+    same = {"a": ones, "b": torch.zeros(1)}
+    assert fingerprint(same) == fingerprint({"b": torch.zeros(1), "a": torch.ones(3, 2).T})
+    others = [
+        {"a": ones},
+        {"c": ones, "b": torch.zeros(1)},
+        {"a": ones.reshape(3, 2), "b": torch.zeros(1)},
+        {"a": ones.int(), "b": torch.zeros(1)},
+        {"a": ones, "b": -torch.zeros(1)},
+    ]
+    assert len({fingerprint(tensors) for tensors in [same, *others]}) == 6
