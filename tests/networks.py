@@ -1,15 +1,25 @@
 """Small classifiers with heads of every kind, and the other things several test files share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 WIDTH, CLASSES = 8, 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For files that import it: networks this small only wait for threads, ten times longer on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pictures(rows: int, *, seed: int = 0, size: int = 8) -> Tensor:
@@ -27,6 +37,16 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()
+
+
+def spread(model: nn.Module) -> nn.Module:
+    """Give an untrained ``fc`` logits as far apart as a trained one's, of both signs for every class."""
+    model.eval()
+    with torch.no_grad():
+        hidden = model.hidden(pictures(64, seed=99))
+        model.fc.weight.mul_(30)
+        model.fc.bias.copy_(-F.linear(hidden, model.fc.weight).mean(dim=0))
+    return model
 
 
 class Body(nn.Module):
@@ -247,6 +267,23 @@ class Transformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.hidden(images))
+
+
+class TokenMean(Transformer):
+    """Every token classified, then the mean: one affine map of the mean token."""
+
+    def hidden(self, images: Tensor) -> Tensor:
+        return self.encoder(self.patch(images).flatten(2).transpose(1, 2)).mean(dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(self.patch(images).flatten(2).transpose(1, 2))).mean(dim=1)
+
+
+class FunctionalTransformer(Transformer):
+    """A functional head after modules whose own products depend on who is watching (fused or not)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.linear(self.hidden(images), self.head.weight, self.head.bias)
 
 
 class CosineProduct(Net):

@@ -180,7 +180,7 @@ def test_a_newer_store_is_refused_with_advice(tmp_path):
     write(tmp_path / "s")
     reseal(tmp_path / "s", lambda manifest: manifest.update(schema=2))
     for attempt in (lambda: Store(tmp_path / "s"), lambda: write(tmp_path / "s", 5)):
-        with pytest.raises(FileError, match="schema 2.*update oodles"):
+        with pytest.raises(FileError, match=r"schema 2.*update oodles"):
             attempt()
 
 

@@ -4,7 +4,6 @@ Every function takes ID scores and OOD scores as two arrays, NumPy or torch, and
 exactly. :func:`evaluate` gets all of them from one sort. Values are fractions in [0, 1].
 """
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -24,7 +23,6 @@ Interval = tuple[float, float]
 
 PARALLEL_FROM = 1 << 17
 BLOCK = 1 << 17
-LOW_BYTE = 0 if sys.byteorder == "little" else 7
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,9 @@ def _totals(ids: Array, oods: Array) -> _Totals:
     """Totals of all scores: by their values, or by their ranks where values cannot carry a mark."""
     keys = np.concatenate([ids, oods], dtype=np.float64)
     narrow = ids.dtype.itemsize < 8 and oods.dtype.itemsize < 8
-    if np.isfinite(keys.sum()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(keys.sum())
+    if finite:
         totals = _Sweep(keys, len(ids)).totals()
         if narrow or not totals.ties:
             return totals
@@ -178,9 +178,9 @@ class _Sweep:
     def __init__(self, keys: Array, n_id: int) -> None:
         self.n, self.n_id, self.n_ood = len(keys), n_id, len(keys) - n_id
         self._parallel = self.n >= PARALLEL_FROM
-        keys += 0.0  # -0.0 becomes 0.0, whose bits are those of its equals
         bits = keys.view(np.int64)
-        bits[:n_id] &= ~1
+        bits &= ~1
+        keys += 0.0  # -0.0 becomes 0.0, whose bits are those of its equals
         bits[n_id:] |= 1
         if self._parallel:
             middle = self.n // 2
@@ -209,50 +209,71 @@ class _Sweep:
 
     def _kinds(self, spans: list[tuple[int, int]]) -> list[Array]:
         """For each span, True where a score is OOD: the mark in its last bit."""
-        return [(self._keys[start:stop].view(np.uint8)[LOW_BYTE::8] & 1).view(np.bool_) for start, stop in spans]
+        return [(self._bits[start:stop].astype(np.uint8) & 1).view(np.bool_) for start, stop in spans]
 
     def _block(self, start: int, stop: int, is_ood: Array, ood_before: int) -> _Totals:
         """The scores ``start:stop``; a group of equal scores is never split between blocks."""
-        upper = self._bits[start:stop] >> 1
-        new = upper[1:] != upper[:-1]
-        ties = not new.all()
-        groups = self._tied(start, is_ood, new, ood_before) if ties else self._distinct(start, is_ood, ood_before)
-        ids, all_from, ood_from, ranks, oods, all_to, ood_to = groups
-        totals = _Totals(ranks=ranks, precision_ood=_weighted(oods, ood_to / all_to), ties=ties)
-        id_from = all_from - ood_from
-        if len(id_from):
-            totals.precision_id = _weighted(ids, (self.n_id - id_from) / (self.n - all_from))
-            totals.gap = float((ood_from * (1 / self.n_ood) - id_from * (1 / self.n_id)).max())
-        # the groups at which 95 % of ID is accepted and 95 % of OOD rejected, if they are in this block
-        id_before, id_after = start - ood_before, stop - ood_before - int(np.count_nonzero(is_ood))
-        wanted = self.n_id - _at_least(0.95, self.n_id)
-        if id_before <= wanted < id_after:
-            at = int(np.searchsorted(id_from, wanted, side="right")) - 1
-            totals.accepted_ood = self.n_ood - float(ood_from[at])
-        wanted = _at_least(0.95, self.n_ood) - 1
-        if ood_before <= wanted < stop - id_after:
-            at = int(np.searchsorted(ood_to, wanted, side="right"))
-            totals.rejected_id = float(all_to[at] - ood_to[at])
+        step = self._bits[start + 1 : stop] ^ self._bits[start : stop - 1]
+        if stop - start > 1 and step.view(np.uint64).min() <= 1:
+            return self._tied(start, is_ood, np.flatnonzero(step.view(np.uint64) > 1), ood_before)
+        return self._distinct(start, is_ood, ood_before)
+
+    def _distinct(self, start: int, is_ood: Array, ood_before: int) -> _Totals:
+        """A block in which no two scores are equal; the usual case, so done in place."""
+        totals = _Totals()
+        at = np.flatnonzero(~is_ood).astype(np.float64)
+        if len(at):
+            first = start - ood_before
+            at += start
+            rank = np.arange(first, first + len(at), dtype=np.float64)
+            totals.ranks = float(at.sum() - rank.sum())
+            wanted = self.n_id - _at_least(0.95, self.n_id) - first
+            if 0 <= wanted < len(at):
+                totals.accepted_ood = self.n_ood - float(at[wanted] - rank[wanted])
+            left = self.n_id - rank
+            gap = at * (1 / self.n_ood)
+            rank *= 1 / self.n_ood + 1 / self.n_id
+            gap -= rank
+            totals.gap = float(gap.max())
+            np.subtract(self.n, at, out=at)
+            left /= at
+            totals.precision_id = float(left.sum())
+        at = np.flatnonzero(is_ood).astype(np.float64)
+        if len(at):
+            at += start + 1
+            rank = np.arange(ood_before + 1, ood_before + 1 + len(at), dtype=np.float64)
+            wanted = _at_least(0.95, self.n_ood) - 1 - ood_before
+            if 0 <= wanted < len(at):
+                totals.rejected_id = float(at[wanted] - rank[wanted])
+            rank /= at
+            totals.precision_ood = float(rank.sum())
         return totals
 
-    def _distinct(self, start: int, is_ood: Array, ood_before: int) -> tuple[Any, ...]:
-        """Where no two scores are equal, every score is a group of its own, of weight one (None)."""
-        all_from = np.flatnonzero(~is_ood) + float(start)
-        all_to = np.flatnonzero(is_ood) + (start + 1.0)
-        ood_from = all_from - np.arange(start - ood_before, start - ood_before + len(all_from))
-        ood_to = np.arange(ood_before + 1.0, ood_before + 1.0 + len(all_to))
-        return None, all_from, ood_from, float(ood_from.sum()), None, all_to, ood_to
-
-    def _tied(self, start: int, is_ood: Array, new: Array, ood_before: int) -> tuple[Any, ...]:
-        """Groups of equal scores, with how many ID and OOD scores each holds."""
-        ends = np.append(np.flatnonzero(new), len(is_ood) - 1)
+    def _tied(self, start: int, is_ood: Array, ends: Array, ood_before: int) -> _Totals:
+        """A block with equal scores: the same sums over groups, with how many ID and OOD scores each holds."""
+        ends = np.append(ends, len(is_ood) - 1)
         all_to = ends + (start + 1.0)
         ood_to = np.cumsum(is_ood, dtype=np.float64)[ends] + ood_before
         all_from = np.concatenate([[float(start)], all_to[:-1]])
         ood_from = np.concatenate([[float(ood_before)], ood_to[:-1]])
-        oods = ood_to - ood_from
-        ids = all_to - all_from - oods
-        return ids, all_from, ood_from, _weighted(ids, ood_from + ood_to) / 2, oods, all_to, ood_to
+        id_from, id_to = all_from - ood_from, all_to - ood_to
+        ids, oods = id_to - id_from, ood_to - ood_from
+        totals = _Totals(
+            ranks=float(np.dot(ids, ood_from + ood_to)) / 2,
+            precision_id=float(np.dot(ids, (self.n_id - id_from) / (self.n - all_from))),
+            precision_ood=float(np.dot(oods, ood_to / all_to)),
+            gap=float((ood_from / self.n_ood - id_from / self.n_id).max()),
+            ties=True,
+        )
+        wanted = self.n_id - _at_least(0.95, self.n_id)
+        if id_from[0] <= wanted < id_to[-1]:
+            at = int(np.searchsorted(id_to, wanted, side="right"))
+            totals.accepted_ood = self.n_ood - float(ood_from[at])
+        wanted = _at_least(0.95, self.n_ood) - 1
+        if ood_from[0] <= wanted < ood_to[-1]:
+            at = int(np.searchsorted(ood_to, wanted, side="right"))
+            totals.rejected_id = float(id_to[at])
+        return totals
 
     def _group_end(self, index: int) -> int:
         """The index just after the group of equal scores that ``index`` lies in."""
@@ -267,11 +288,6 @@ class _Sweep:
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(two)
             return one(), other.result()
-
-
-def _weighted(weights: Array | None, values: Array) -> float:
-    """The weighted sum; None stands for weights of one."""
-    return float(values.sum() if weights is None else np.dot(weights, values))
 
 
 def _fpr_id(ids: Array, oods: Array, tpr: float) -> float:
@@ -327,7 +343,9 @@ def _array(name: str, scores: Scores) -> Array:
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:
         raise DataError(f"{name} must be one non-empty row of numbers, got shape {array.shape}")
-    if array.dtype.kind == "f" and np.isnan(array.sum()) and np.isnan(array).any():
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = array.dtype.kind == "f" and np.isnan(array.sum())
+    if suspicious and np.isnan(array).any():
         bad = np.flatnonzero(np.isnan(array))
         raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN, the first is number {bad[0]}")
     return array

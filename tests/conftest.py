@@ -1,0 +1,25 @@
+"""What several test files share: the real data, and small features to learn from."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from oodles.features import Features
+from oodles.testing import example_features
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder with real images and the paper's own networks: ``OODLES_DATA``, else ``../shared/data``."""
+    named = os.environ.get("OODLES_DATA")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; point OODLES_DATA at the folder that holds it")
+    return folder
+
+
+@pytest.fixture
+def features() -> Features:
+    """Features as a small ReLU network gives them, with labels and a head."""
+    return example_features(rows=120, width=12, classes=4, seed=3)

@@ -1,0 +1,33 @@
+"""Scores of one row of logits at a time, term by term, in Python's own floats."""
+
+import math
+from collections.abc import Sequence
+
+
+def probabilities(row: Sequence[float], temperature: float = 1.0) -> list[float]:
+    top = max(row)
+    powers = [math.exp((value - top) / temperature) for value in row]
+    return [power / math.fsum(powers) for power in powers]
+
+
+def energy(row: Sequence[float], temperature: float = 1.0) -> float:
+    top = max(row)
+    total = math.fsum(math.exp((value - top) / temperature) for value in row)
+    return top + temperature * math.log(total)
+
+
+def msp(row: Sequence[float], temperature: float = 1.0) -> float:
+    return math.log(max(probabilities(row, temperature)))
+
+
+def max_logit(row: Sequence[float]) -> float:
+    largest = row[0]
+    for value in row:
+        if value > largest:
+            largest = value
+    return largest
+
+
+def entropy(row: Sequence[float], temperature: float = 1.0) -> float:
+    # 0 log 0 is 0: a class of no probability adds nothing
+    return math.fsum(share * math.log(share) for share in probabilities(row, temperature) if share > 0)

@@ -1,0 +1,302 @@
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import metrics as slow
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from oodles import metrics
+from oodles.errors import ArgumentError, DataError
+
+Array = npt.NDArray[Any]
+
+EXACT = 1e-12
+FIELDS = ("fpr95", "auroc", "aupr_id", "aupr_ood", "detection_error", "fpr95_ood")
+GRID_TYPES = (np.int8, np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64)
+
+# (PARALLEL_FROM, BLOCK): as shipped, one thread in small blocks, two threads in blocks of one or a few
+PATHS = [(1 << 17, 1 << 17), (1 << 30, 3), (1, 1), (2, 5), (1, 1 << 17)]
+
+
+def neighbours(base: float, count: int = 3) -> list[float]:
+    """Numbers around ``base`` that differ in their last bits alone."""
+    around = [base]
+    for _ in range(count):
+        around = [np.nextafter(around[0], -np.inf), *around, np.nextafter(around[-1], np.inf)]
+    return [float(value) for value in around]
+
+
+def arrays_of(values: st.SearchStrategy[Any], dtype: Any, most: int = 30) -> st.SearchStrategy[Array]:
+    return st.lists(values, min_size=1, max_size=most).map(lambda drawn: np.array(drawn, dtype=dtype))
+
+
+grids = st.sampled_from(GRID_TYPES).flatmap(lambda dtype: arrays_of(st.integers(0, 4), dtype))
+singles = arrays_of(st.floats(-100, 100, width=32), np.float32)
+doubles = arrays_of(st.floats(-1e9, 1e9, allow_subnormal=False), np.float64)
+signed_zeros = arrays_of(st.sampled_from([-1.0, -0.0, 0.0, 1.0]), np.float64)
+last_bits = st.sampled_from([1.0, -1.0, 0.1, 1e300, -3e-200]).flatmap(
+    lambda base: st.tuples(*[arrays_of(st.sampled_from(neighbours(base)), np.float64)] * 2)
+)
+pairs = st.tuples(st.one_of(grids, singles, doubles, signed_zeros), st.one_of(grids, singles, doubles, signed_zeros))
+infinite = arrays_of(st.sampled_from([-np.inf, -1.0, 0.0, 2.0, 1e308, np.inf]), np.float64)
+paths = st.sampled_from(PATHS)
+
+
+def evaluated(ids: Any, oods: Any, path: tuple[int, int] = PATHS[0]) -> dict[str, float]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "PARALLEL_FROM", path[0])
+        patch.setattr(metrics, "BLOCK", path[1])
+        row = metrics.evaluate(ids, oods)
+    return {name: getattr(row, name) for name in FIELDS}
+
+
+# Beside the twin --------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(scores=pairs, path=paths)
+def test_evaluate_agrees_with_every_threshold_tried(scores: tuple[Array, Array], path: tuple[int, int]) -> None:
+    assert evaluated(*scores, path) == pytest.approx(slow.everything(*scores), abs=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scores=last_bits, path=paths)
+def test_scores_that_differ_in_the_last_bit_are_not_ties(scores: tuple[Array, Array], path: tuple[int, int]) -> None:
+    assert evaluated(*scores, path) == pytest.approx(slow.everything(*scores), abs=EXACT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=infinite, oods=infinite, path=paths)
+def test_infinities_are_values_like_others(ids: Array, oods: Array, path: tuple[int, int]) -> None:
+    # whether they also come without a warning is a test of its own, below
+    with np.errstate(all="ignore"):
+        got = evaluated(ids, oods, path)
+    assert got == pytest.approx(slow.everything(ids, oods), abs=EXACT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_smallest_numbers_keep_their_order(path: tuple[int, int]) -> None:
+    """Around zero the last bit is all there is."""
+    values = neighbours(0.0, 1)
+    sets = [list(one) for size in (1, 2) for one in itertools.product(values, repeat=size)]
+    for ids, oods in itertools.product(sets, sets):
+        got, want = evaluated(ids, oods, path), slow.everything(ids, oods)
+        assert got == pytest.approx(want, abs=EXACT), f"ID {ids}, OOD {oods}"
+
+
+@pytest.mark.parametrize(
+    ("ids", "oods"),
+    [
+        ([np.inf, 1.0], [-np.inf, 0.0]),
+        ([1e308, 1.7e308], [0.0, 1.0]),
+        (np.array([6e4, 6e4], dtype=np.float16), [0.0, 1.0]),
+        (np.array([3e38, 3e38], dtype=np.float32), [0.0, 1.0]),
+    ],
+)
+def test_large_scores_come_without_a_warning(ids: Any, oods: Any) -> None:
+    """Nothing is wrong with such scores, so nothing may be said (warnings are errors here)."""
+    assert metrics.auroc(ids, oods) == 1
+    assert metrics.fpr_at_tpr(ids, oods) == 0
+
+
+def test_every_small_case() -> None:
+    """All ways to put up to three ID and three OOD scores on three values, in blocks of one on two threads."""
+    sets = [list(one) for size in (1, 2, 3) for one in itertools.combinations_with_replacement((0, 1, 2), size)]
+    for ids, oods in itertools.product(sets, sets):
+        want = slow.everything(ids, oods)
+        assert evaluated(ids, oods) == pytest.approx(want, abs=EXACT)
+        assert evaluated([float(score) for score in ids], oods, (1, 1)) == pytest.approx(want, abs=EXACT)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    scores=pairs,
+    tpr=st.sampled_from([0.01, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0]),
+    positive=st.sampled_from(["id", "ood"]),
+)
+def test_single_metrics_agree_with_the_twin(scores: tuple[Array, Array], tpr: float, positive: Any) -> None:
+    ids, oods = scores
+    plain = slow.numbers(ids), slow.numbers(oods)
+    got = metrics.fpr_at_tpr(ids, oods, tpr, positive)
+    assert got == pytest.approx(slow.fpr_at_tpr(*plain, tpr, positive), abs=EXACT)
+    assert metrics.aupr(ids, oods, positive) == pytest.approx(slow.aupr(*plain, positive), abs=EXACT)
+    assert metrics.auroc(ids, oods) == pytest.approx(slow.auroc(*plain), abs=EXACT)
+    assert metrics.detection_error(ids, oods) == pytest.approx(slow.detection_error(*plain), abs=EXACT)
+
+
+@pytest.mark.parametrize("positive", ["id", "ood"])
+@pytest.mark.parametrize("n", [20, 40, 100, 140, 1000])
+def test_the_rate_is_reached_exactly(n: int, positive: Any) -> None:
+    """0.95 of a multiple of 20 is a whole number, whatever floating point makes of the product."""
+    scores, marks = np.arange(1.0, n + 1), np.arange(0.5, n)
+    got = metrics.fpr_at_tpr(scores, marks, 0.95, positive)
+    assert got == slow.fpr_at_tpr(scores.tolist(), marks.tolist(), 0.95, positive)
+    row = metrics.evaluate(scores, marks)
+    assert got == (row.fpr95 if positive == "id" else row.fpr95_ood)
+
+
+def test_the_two_conventions_differ() -> None:
+    ids, oods = [0.0] + [3.0] * 19, [1.0] * 10 + [2.0] * 10
+    assert metrics.fpr_at_tpr(ids, oods, positive="id") == 0
+    assert metrics.fpr_at_tpr(ids, oods, positive="ood") == 0.05
+
+
+# Beside scikit-learn ----------------------------------------------------------------------------
+
+
+def by_scikit_learn(ids: Array, oods: Array) -> dict[str, float]:
+    scores = np.concatenate([ids, oods]).astype(np.float64)
+    is_id = np.repeat([1, 0], [len(ids), len(oods)])
+    fpr, tpr, _ = roc_curve(is_id, scores, drop_intermediate=False)
+    fpr_ood, tpr_ood, _ = roc_curve(1 - is_id, -scores, drop_intermediate=False)
+    return {
+        "fpr95": fpr[np.argmax(tpr >= 0.95 - 1e-9)],
+        "auroc": roc_auc_score(is_id, scores),
+        "aupr_id": average_precision_score(is_id, scores),
+        "aupr_ood": average_precision_score(1 - is_id, -scores),
+        "detection_error": np.min((1 - tpr + fpr) / 2),
+        "fpr95_ood": fpr_ood[np.argmax(tpr_ood >= 0.95 - 1e-9)],
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ids=arrays_of(st.integers(-6, 6).map(lambda score: score / 8), np.float32, most=60),
+    oods=arrays_of(st.integers(-6, 6).map(lambda score: score / 8), np.float32, most=60),
+    path=paths,
+)
+def test_evaluate_agrees_with_scikit_learn(ids: Array, oods: Array, path: tuple[int, int]) -> None:
+    assert evaluated(ids, oods, path) == pytest.approx(by_scikit_learn(ids, oods), abs=1e-9)
+
+
+@pytest.mark.parametrize("decimals", [2, 12])
+def test_evaluate_agrees_with_scikit_learn_past_its_own_limits(decimals: int) -> None:
+    """Large enough that the shipped limits are passed: two threads and several blocks, with and without ties."""
+    generator = np.random.default_rng(0)
+    ids = generator.normal(1.0, 1.0, 3 * metrics.BLOCK).round(decimals)
+    oods = generator.normal(0.0, 1.5, metrics.BLOCK + 12_345).round(decimals)
+    assert len(ids) + len(oods) > 3 * metrics.BLOCK
+    assert len(ids) > metrics.PARALLEL_FROM
+    assert evaluated(ids, oods) == pytest.approx(by_scikit_learn(ids, oods), abs=1e-9)
+
+
+# What goes in and what is refused ---------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(scores=pairs)
+def test_torch_and_numpy_and_lists_are_alike(scores: tuple[Array, Array]) -> None:
+    ids, oods = scores
+    want = evaluated(ids, oods)
+    assert evaluated(torch.from_numpy(ids), torch.from_numpy(oods)) == want
+    assert evaluated(ids.tolist(), torch.from_numpy(oods)) == want
+    assert evaluated(torch.from_numpy(ids.astype(np.float64)).requires_grad_(), oods) == want
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_inputs_are_left_as_they_were(path: tuple[int, int]) -> None:
+    ids, oods = np.array([3.0, -0.0, 1.0]), torch.tensor([2.0, 0.0, 5.0], dtype=torch.float64)
+    evaluated(ids, oods, path)
+    metrics.fpr_at_tpr(ids, oods)
+    metrics.evaluate(ids, oods, bootstrap=5)
+    assert ids.tobytes() == np.array([3.0, -0.0, 1.0]).tobytes()
+    assert oods.tolist() == [2.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("bad", [[], [[1.0, 2.0]], 1.0, [1.0, np.nan], ["a", "b"], [True, False], [1 + 2j]])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("metric", [metrics.evaluate, metrics.fpr_at_tpr, metrics.auroc, metrics.aupr])
+def test_what_no_metric_can_be_computed_from_is_named(metric: Any, side: int, bad: Any) -> None:
+    scores: list[Any] = [[1.0, 2.0], [0.0, 1.0]]
+    scores[side] = bad
+    with pytest.raises(DataError, match=("id_scores", "ood_scores")[side]):
+        metric(*scores)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_nan_is_counted(kind: Any) -> None:
+    with pytest.raises(DataError, match="ood_scores: 2 of 4 scores are NaN, the first is number 1"):
+        metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("nan")]))
+
+
+def test_nan_is_found_among_infinities() -> None:
+    with np.errstate(all="ignore"), pytest.raises(DataError, match="1 of 3 scores are NaN"):
+        metrics.evaluate([np.inf, -np.inf, np.nan], [0.0])
+
+
+@pytest.mark.parametrize("tpr", [0, -0.1, 1.5, 95, float("nan")])
+def test_rates_outside_their_range_are_refused(tpr: float) -> None:
+    with pytest.raises(ArgumentError, match="tpr="):
+        metrics.fpr_at_tpr([1.0], [0.0], tpr)
+
+
+def test_unknown_conventions_are_refused() -> None:
+    for metric in (metrics.fpr_at_tpr, metrics.aupr):
+        with pytest.raises(ArgumentError, match="'in' must be 'id'"):
+            metric([1.0], [0.0], positive="in")
+
+
+def test_a_row_says_what_it_is_of() -> None:
+    row = metrics.evaluate([2.0, 3.0, 4.0], [1.0], detector="dice", id_set="cifar10", ood_set="svhn")
+    certain = dict.fromkeys(("auroc", "aupr_id", "aupr_ood"), 1.0)
+    perfect = dict.fromkeys(("fpr95", "fpr95_ood", "detection_error"), 0.0)
+    names = {"detector": "dice", "id_set": "cifar10", "ood_set": "svhn"}
+    assert row.as_dict() == names | {"n_id": 3, "n_ood": 1, "intervals": {}} | certain | perfect
+
+
+# Intervals --------------------------------------------------------------------------------------
+
+
+def two_sets(n_id: int, n_ood: int, seed: int = 0, decimals: int = 12) -> tuple[Array, Array]:
+    generator = np.random.default_rng(seed)
+    return (
+        generator.normal(1.5, 1, n_id).round(decimals),
+        generator.normal(0, 1, n_ood).round(decimals),
+    )
+
+
+@pytest.mark.parametrize("decimals", [1, 12])
+@pytest.mark.parametrize("seed", range(4))
+def test_intervals_hold_the_point_estimate(seed: int, decimals: int) -> None:
+    row = metrics.evaluate(*two_sets(300, 200, seed, decimals), bootstrap=400, seed=seed)
+    assert set(row.intervals) == {"fpr95", "auroc"}
+    for name, (low, high) in row.intervals.items():
+        assert 0 <= low < getattr(row, name) < high <= 1
+
+
+def test_intervals_follow_their_seed() -> None:
+    ids, oods = two_sets(100, 100)
+    first = metrics.evaluate(ids, oods, bootstrap=100, seed=1).intervals
+    assert metrics.evaluate(ids[::-1], oods[::-1], bootstrap=100, seed=1).intervals == first
+    assert metrics.evaluate(ids, oods, bootstrap=100, seed=2).intervals != first
+
+
+@pytest.mark.parametrize("decimals", [1, 12])
+def test_intervals_agree_with_a_plain_bootstrap(decimals: int) -> None:
+    ids, oods = two_sets(60, 40, seed=5, decimals=decimals)
+    got = metrics.evaluate(ids, oods, bootstrap=4000).intervals
+    want = slow.bootstrap(ids, oods, resamples=300, seed=9)
+    # 300 resamples place an end of the interval to about a tenth of the interval's length
+    for name, (low, high) in want.items():
+        assert got[name] == pytest.approx((low, high), abs=0.2 * (high - low))
+
+
+def test_intervals_of_many_rows_come_in_pieces() -> None:
+    """More draws than fit at once: the interval shrinks as the root of the rows."""
+    few = metrics.evaluate(*two_sets(200, 200), bootstrap=300).intervals["auroc"]
+    row = metrics.evaluate(*two_sets(20_000, 20_000), bootstrap=300)
+    low, high = row.intervals["auroc"]
+    assert low < row.auroc < high
+    assert 0.05 < (high - low) / (few[1] - few[0]) < 0.2
+
+
+def test_intervals_of_certain_scores_are_points() -> None:
+    row = metrics.evaluate([2.0, 3.0, 3.0], [0.0, 1.0], bootstrap=50)
+    assert row.intervals == {"fpr95": (0.0, 0.0), "auroc": (1.0, 1.0)}
+    tied = metrics.evaluate([1.0, 1.0], [1.0, 1.0, 1.0], bootstrap=50)
+    assert tied.intervals == {"fpr95": (1.0, 1.0), "auroc": (0.5, 0.5)}
