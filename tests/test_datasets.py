@@ -172,6 +172,19 @@ def test_other_mat_files_are_refused(tmp_path):
             open_images(tmp_path / f"{name}.mat")
 
 
+@pytest.mark.parametrize(
+    ("digits", "labels"),
+    [
+        pytest.param(noise(32, 32, 3, 4), np.zeros((3, 1), dtype=np.uint8), id="fewer labels than digits"),
+        pytest.param(np.zeros((32, 32, 3, 4)), np.zeros((4, 1), dtype=np.uint8), id="digits that are no bytes"),
+    ],
+)
+def test_a_mat_file_that_only_looks_like_svhn_is_refused(tmp_path, digits, labels):
+    savemat(tmp_path / "x.mat", {"X": digits, "y": labels})
+    with pytest.raises(DataError, match=r"x"):
+        list(ImageLoader(open_images(tmp_path / "x.mat"), PLAIN))
+
+
 # Folders ----------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,15 @@ def test_the_rate_is_reached_exactly(n: int, positive: Any) -> None:
     assert got == (row.fpr95 if positive == "id" else row.fpr95_ood)
 
 
+@pytest.mark.parametrize(("tpr", "n"), [(0.55, 100), (0.07, 100), (0.14, 50), (0.28, 25), (0.56, 50)])
+def test_a_product_rounded_up_asks_for_no_row_more(tpr: float, n: int) -> None:
+    """Here ``tpr * n`` is a whole number that floating point puts a little too high."""
+    assert tpr * n > round(tpr * n)
+    scores, marks = np.arange(1.0, n + 1), np.arange(0.5, n)
+    want = slow.fpr_at_tpr(scores.tolist(), marks.tolist(), tpr)
+    assert metrics.fpr_at_tpr(scores, marks, tpr) == want
+
+
 def test_the_two_conventions_differ() -> None:
     ids, oods = [0.0] + [3.0] * 19, [1.0] * 10 + [2.0] * 10
     assert metrics.fpr_at_tpr(ids, oods, positive="id") == 0
@@ -284,6 +293,14 @@ def test_intervals_agree_with_a_plain_bootstrap(decimals: int) -> None:
     # 300 resamples place an end of the interval to about a tenth of the interval's length
     for name, (low, high) in want.items():
         assert got[name] == pytest.approx((low, high), abs=0.2 * (high - low))
+
+
+def test_intervals_of_a_handful_of_rows() -> None:
+    """With ten ID rows 95 % of them is all of them, so the threshold is the smallest row drawn."""
+    ids, oods = np.arange(10.0), np.arange(-5.0, 9.0, 0.25)
+    got = metrics.evaluate(ids, oods, bootstrap=2000).intervals["fpr95"]
+    want = slow.bootstrap(ids, oods, resamples=300, seed=2)["fpr95"]
+    assert got == pytest.approx(want, abs=0.1)
 
 
 def test_intervals_of_many_rows_come_in_pieces() -> None:

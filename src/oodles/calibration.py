@@ -15,6 +15,7 @@ from oodles.errors import ArgumentError, DataError
 class Threshold:
     """Accepts as ID what scores at least ``value``; a NaN score is never ID.
 
+    >>> import torch
     >>> Threshold(value=1.0, id_rate=0.95, held_out=100).is_id(torch.tensor([0.9, 1.0, float("nan")]))
     tensor([False,  True, False])
     """
@@ -43,10 +44,13 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     chance, over the held-out rows and the new one together, is then ``1 - k/(n + 1)``, for any
     distribution. At least ``id_rate`` of the held-out rows are accepted too.
 
+    >>> import torch
     >>> calibrate(torch.arange(1.0, 100.0), id_rate=0.95).value
     5.0
     """
-    scores = np.asarray(id_scores.detach().cpu().numpy() if isinstance(id_scores, Tensor) else id_scores)
+    scores = np.asarray(id_scores.detach().cpu().double().numpy() if isinstance(id_scores, Tensor) else id_scores)
+    if scores.dtype.kind not in "fiu":
+        raise DataError(f"held-out ID scores must be numbers, got {scores.dtype}")
     if not 0 < id_rate < 1:
         raise ArgumentError(f"id_rate={id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
     if scores.ndim != 1 or len(scores) == 0:

@@ -154,8 +154,7 @@ def fit(
     fitted.fit(train)
     threshold = calibrate(fitted.score(held), id_rate)
     about = read_manifest(features)["about"]
-    layer = about.get("layer")
-    save_guard(out, fitted, threshold, about.get("model"), None if layer in (None, "found") else layer)
+    save_guard(out, fitted, threshold, about.get("model"), about.get("layer"))
     notices.print(f"{fitted.spec}: ID is a score of at least {threshold.value:.4f} ({id_rate:.0%} of ID); in {out}")
 
 

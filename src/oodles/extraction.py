@@ -70,7 +70,7 @@ def extract(
                 return _in_memory(run, loader, dtype, advance)
             about = {
                 "model": model_fingerprint(network),
-                "layer": "found" if layer is None else str(layer),
+                "layer": layer,
                 "layers": list(layers),
                 "dtype": str(dtype),
                 "labels": labels,
@@ -87,7 +87,7 @@ def model_fingerprint(model: nn.Module) -> str:
     return hashlib.sha256((anatomy + fingerprint(network.state_dict())).encode()).hexdigest()
 
 
-def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
+def split_batch(batch: Any) -> tuple[Tensor, Any]:
     """Images and labels (or None) from whatever the loader gave."""
     images: Any = batch
     labels: Any = None
@@ -97,13 +97,34 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
     elif isinstance(batch, tuple | list) and batch:
         images = batch[0]
         labels = batch[1] if len(batch) > 1 else None
-    if not isinstance(images, Tensor) or images.ndim < 2:
+    if not isinstance(images, Tensor) or images.ndim < 2 or len(images) == 0:
         got = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(images).__name__
+        if isinstance(images, Tensor):
+            got = f"a tensor of shape {tuple(images.shape)}"
         raise DataError(
             f"the loader gave {got} where a batch of images was expected; give tensors, (images, labels), or dicts "
             f"with {' or '.join(IMAGE_KEYS)}"
         )
-    return images, None if labels is None else torch.as_tensor(labels)
+    return images, labels
+
+
+def as_labels(labels: Any, images: Tensor) -> Tensor | None:
+    """The labels of a batch as integers, one an image; None where there are none."""
+    if labels is None:
+        return None
+    try:
+        classes = torch.as_tensor(labels)
+    except (ValueError, TypeError, RuntimeError):
+        raise DataError(
+            f"the loader gave labels that are no numbers ({type(labels).__name__}); give class indices, or pass "
+            "labels=False"
+        ) from None
+    if classes.is_floating_point() or classes.ndim != 1 or len(classes) != len(images):
+        raise DataError(
+            f"the loader gave {len(images)} images with labels of type {classes.dtype} and shape "
+            f"{tuple(classes.shape)}; give one class index an image, or pass labels=False"
+        )
+    return classes
 
 
 @dataclass
@@ -126,7 +147,7 @@ class _Run:
         """What is kept of one batch of the loader."""
         pieces = [self._piece(part) for part in torch.split(images, self.rows or self._usual_rows(images))]
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        if self.labels and labels is not None:
+        if labels is not None:
             columns["labels"] = labels.cpu()
         return columns
 
@@ -154,7 +175,7 @@ class _Run:
 
 def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:
     kept: list[Columns] = []
-    for images, labels in _batches(loader, advance):
+    for images, labels in _batches(loader, run.labels, advance):
         kept.append(store_columns(run.columns(images, labels), dtype))
         _same_columns(kept[0], kept[-1])
     if not kept:
@@ -183,7 +204,7 @@ def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Wr
         writer.append(columns, inputs.hexdigest())
         pending, inputs, rows = [], hashlib.sha256(), 0
 
-    for images, labels in _batches(loader, advance):
+    for images, labels in _batches(loader, run.labels, advance):
         inputs.update(fingerprint({"images": images} | ({} if labels is None else {"labels": labels})).encode())
         rows += len(images)
         if stored:
@@ -237,12 +258,10 @@ class _Advance:
             self._bar.update(self._task, advance=1, images=self._images)
 
 
-def _batches(loader: Iterable[Any], advance: _Advance) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batches(loader: Iterable[Any], labelled: bool, advance: _Advance) -> Iterator[tuple[Tensor, Tensor | None]]:
     for batch in loader:
         images, labels = split_batch(batch)
-        if labels is not None and len(labels) != len(images):
-            raise DataError(f"the loader gave {len(images)} images with {len(labels)} labels")
-        yield images, labels
+        yield images, as_labels(labels, images) if labelled else None
         advance(len(images))
 
 

@@ -226,6 +226,8 @@ class Features:
             picked = self._span(*index.indices(len(self))[:2])
         else:
             chosen = index if isinstance(index, slice) else torch.as_tensor(index)
+            if isinstance(chosen, Tensor) and chosen.ndim != 1:
+                raise ArgumentError(f"features take a slice, a list of rows or a mask, not {index!r}")
             picked = self._pick({name: self._column(name) for name in self._names}, chosen)
         if len(picked) == 0:
             raise DataError(f"{self}[{index}] picks no row")

@@ -57,7 +57,7 @@ def read_record(path: Path, *, kind: str, schema: int) -> Record:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise FileError(f"{path} is not there; is {path.parent} really a saved {kind}?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} is not readable JSON ({error}); restore it or write it anew") from None
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise FileError(f"{path} does not describe a {kind}; it was written by something else")

@@ -2,14 +2,14 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from oodles.calibration import Threshold
 from oodles.detectors import Detector, load_detector
-from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, FileError, HeadError, NotFittedError, ShapeError
 from oodles.extraction import model_fingerprint
 from oodles.files import Record, read_record, write_record
 from oodles.locate import Located, locate
@@ -18,6 +18,8 @@ from oodles.tap import Tap, logits_of, unwrap
 KIND = "guard"
 SCHEMA = 1
 RECORD = "guard.json"
+
+Layer = str | Literal[False] | None
 
 
 class Verdict(NamedTuple):
@@ -32,9 +34,9 @@ class Verdict(NamedTuple):
 class Guard(nn.Module):
     """Runs the model once and gives its logits bit for bit, the label, the score and ``is_id``.
 
-    The model is kept in eval mode. Its last layer is found at the first batch (``layer`` names it
-    where that fails) and must be the one the detector was fitted on. ``is_id`` is ``score >= threshold``,
-    so an input that gives NaN is never in-distribution.
+    The model is kept in eval mode. Its last layer is found at the first batch; give the ``layer`` that
+    ``extract`` was given, if any. It must have the width the detector was fitted on. ``is_id`` is ``score >= threshold``,
+    so an input whose embedding or logits are not finite, whose score is NaN, is never in-distribution.
     """
 
     def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: str | None = None) -> None:
@@ -48,6 +50,7 @@ class Guard(nn.Module):
         self.threshold = threshold
         self.layer = layer
         self._found: tuple[Located, Tap] | None = None
+        self._headless = False
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
@@ -57,23 +60,37 @@ class Guard(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Verdict:
         """Label, score and decision of each image from one forward pass."""
+        if self.model.training:
+            self.model.eval()
         network = unwrap(self.model)
-        if "embedding" not in self.detector.scores_from:
-            logits = logits_of(network(images))
+        found = self._head(network, images)
+        if found is None:
+            logits = own = logits_of(network(images))
             embedding = logits.new_empty(len(logits), 0)
-            own = logits
         else:
-            located, tap = self._head(network, images)
+            located, tap = found
             output, entering, _ = tap(images)
             logits = logits_of(output)
             embedding = located.embedding(entering)
             own = located.logits(embedding, logits) if located.finish else logits
         score = self.detector(embedding, own.to(embedding.dtype))
+        # a clip would turn an infinite activation into an ordinary one, and +inf would pass every threshold
+        sound = torch.isfinite(own).all(dim=1) & torch.isfinite(embedding).all(dim=1)
+        score = torch.where(sound, score, torch.nan)
         return Verdict(logits, logits.argmax(dim=-1), score, self.threshold.is_id(score))
 
-    def _head(self, network: nn.Module, images: Tensor) -> tuple[Located, Tap]:
+    def _head(self, network: nn.Module, images: Tensor) -> tuple[Located, Tap] | None:
+        """The last layer and a tap on it, found once; None where the detector can do without and there is none."""
+        if self.layer is False or self._headless:
+            return None
         if self._found is None:
-            located = locate(network, images, self.layer)
+            try:
+                located = locate(network, images, self.layer)
+            except HeadError:
+                if "embedding" in self.detector.scores_from:
+                    raise
+                self._headless = True
+                return None
             shape = self.detector.shape_
             seen = [located.head.width, located.head.classes]
             if shape is not None and shape.tolist() != seen:
@@ -101,7 +118,7 @@ class Guard(nn.Module):
 
 
 def save_guard(
-    folder: Path, detector: Detector, threshold: Threshold, model: str | None = None, layer: str | None = None
+    folder: Path, detector: Detector, threshold: Threshold, model: str | None = None, layer: Layer = None
 ) -> None:
     """Write a guard without its model: what ``oodles fit`` knows from features alone.
 

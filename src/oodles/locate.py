@@ -22,6 +22,7 @@ from oodles.tap import Product, Recorder, Site, Tap, logits_of, unwrap
 PROBE_ROWS = 4
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STRICT = 1e-4
+FOLDED = ("linear, then a scale", "linear, then a scale per class")
 
 Finish = Callable[[Tensor], Tensor]
 
@@ -141,14 +142,14 @@ def _rescaled(product: Product, rows: Tensor, output: Tensor) -> Iterator[Locate
     spread, wanted = rows - rows.mean(dim=0), output - output.mean(dim=0)
     per_class = (wanted * spread).sum(dim=0), (spread * spread).sum(dim=0)
     for kind, (numerator, denominator) in (
-        ("linear, then a scale", (per_class[0].sum(), per_class[1].sum())),
-        ("linear, then a scale per class", per_class),
+        (FOLDED[0], (per_class[0].sum(), per_class[1].sum())),
+        (FOLDED[1], per_class),
     ):
         if bool((denominator <= 0).any()):
             return
         scale = (numerator / denominator).expand(rows.shape[1])
         offset = (output - scale * rows).mean(dim=0)
-        if _gap(scale * rows + offset, output) > STRICT:
+        if _curved(scale * rows + offset, output) or bool((scale.abs() < 1e-6).any()):
             continue
         weight = product.weight.double() * scale[:, None]
         bias = offset if product.bias is None else product.bias.double() * scale + offset
@@ -168,7 +169,8 @@ def _holds(network: nn.Module, claim: Located, images: Tensor, output: Tensor | 
     embedding = claim.embedding(entering)
     finish = claim.finish or _softmax_free
     tolerance = TOLERANCE.get(output.dtype, STRICT)
-    if _gap(finish(claim.head(embedding)), output) > tolerance:
+    claimed = finish(claim.head(embedding))
+    if _gap(claimed, output) > tolerance or (claim.kind in FOLDED and _curved(claimed, output)):
         return False
     generator = torch.Generator().manual_seed(0)
     size = float(embedding.abs().mean()) + 1e-3
@@ -176,7 +178,8 @@ def _holds(network: nn.Module, claim: Located, images: Tensor, output: Tensor | 
     steps = step.chunk(len(claim.sites))
     shift = {site.ordinal: part for site, part in zip(claim.sites, steps, strict=True)}
     moved, _ = _record(network, images, shift)
-    return _gap(finish(claim.head(embedding + step)), moved) <= tolerance
+    claimed = finish(claim.head(embedding + step))
+    return _gap(claimed, moved) <= tolerance and not (claim.kind in FOLDED and _curved(claimed, moved))
 
 
 def _record(network: nn.Module, images: Tensor, shift: dict[int, Tensor] | None = None) -> tuple[Tensor, Recorder]:
@@ -186,20 +189,18 @@ def _record(network: nn.Module, images: Tensor, shift: dict[int, Tensor] | None 
 
 
 def _probes(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Four inputs like the batch's own to search with, three noise inputs to check with."""
-    real = images[:PROBE_ROWS]
-    if not images.is_floating_point():
-        return real.repeat(PROBE_ROWS, *[1] * (images.ndim - 1))[:PROBE_ROWS], real[:1].repeat(
-            3, *[1] * (images.ndim - 1)
-        )
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(2 * PROBE_ROWS - 1, *images.shape[1:], generator=generator).to(images)
-    noise = noise * torch.nan_to_num(real.float().std()).to(images) + torch.nan_to_num(real.float().mean()).to(images)
-    probe = torch.cat([torch.nan_to_num(real), noise])[:PROBE_ROWS]
-    check = noise[PROBE_ROWS:]
+    """Four inputs to search with and three to check with.
+
+    They are the same for every batch of a shape, so that the same model always gives the same head.
+    """
+    shape = (2 * PROBE_ROWS - 1, *images.shape[1:])
+    if images.is_floating_point():
+        inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(images)
+    else:
+        inputs = images[:1].expand(shape).clone()
     if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
-        probe, check = (part.contiguous(memory_format=torch.channels_last) for part in (probe, check))
-    return probe, check
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return inputs[:PROBE_ROWS], inputs[PROBE_ROWS:]
 
 
 # What is refused, by name ---------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _no_head(
     suspects = [_suspect(product, output) for product in products]
     reason = next((suspect for suspect in suspects if suspect), None) or next(iter(recorder.telltales), None)
     if reason is not None:
-        return _not_affine(network, reason, products[-1].module if products else "its output")
+        return _not_affine(network, reason, products[-1].module or products[-1].operation if products else "its output")
     seen = "; ".join(str(product) for product in recorder.products[-5:]) or "none at all"
     asked = f"layer={layer!r} does not give the logits" if layer else "no linear product gives the logits"
     return (
@@ -284,6 +285,18 @@ def _gap(a: Tensor, b: Tensor) -> float:
         return float("inf")
     difference = torch.nan_to_num((a.double() - b.double()).abs(), nan=0.0)
     return float(difference.max()) / max(1e-2, float(torch.nan_to_num(b.double().abs()).max()))
+
+
+def _curved(claimed: Tensor, output: Tensor) -> bool:
+    """Whether outputs depart from a fitted straight line by more than rounding does.
+
+    Relative to their spread over rows: a curve such as a sigmoid is nearly straight near its middle.
+    """
+    rounding = TOLERANCE.get(output.dtype, 2e-6)
+    wide = output.double()
+    spread = float((wide - wide.mean(dim=0)).abs().max())
+    error = float((claimed.double() - wide).abs().max())
+    return not error <= 1e-5 * spread + rounding * float(wide.abs().max())
 
 
 def _softmax(logits: Tensor) -> Tensor:

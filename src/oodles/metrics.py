@@ -67,6 +67,8 @@ def evaluate(
     1.0
     """
     ids, oods = _array("id_scores", id_scores), _array("ood_scores", ood_scores)
+    if bootstrap < 0:
+        raise ArgumentError(f"bootstrap={bootstrap} must not be negative; 0 leaves the intervals out")
     totals = _totals(ids, oods)
     return Row(
         detector=detector,
@@ -164,8 +166,8 @@ def _totals(ids: Array, oods: Array) -> _Totals:
         if narrow or not totals.ties:
             return totals
     # ranks separate float64 scores that differ in the last bit alone, and infinities; no metric changes
-    keys = np.concatenate([ids, oods], dtype=np.float64)
-    return _Sweep(np.unique(keys, return_inverse=True)[1].astype(np.float64), len(ids)).totals()
+    ranks = np.unique(np.concatenate([ids, oods]), return_inverse=True)[1]
+    return _Sweep(ranks.astype(np.float64), len(ids)).totals()
 
 
 class _Sweep:
@@ -302,7 +304,7 @@ def _fpr_ood(ids: Array, oods: Array, tpr: float) -> float:
 
 def _at_least(rate: float, n: int) -> int:
     """The smallest count that is at least ``rate`` of ``n``, immune to the rounding of 0.95 * n."""
-    return max(1, int(np.ceil(rate * n - 1e-9 * n)))
+    return max(1, int(np.ceil(rate * n - 1e-12 * n)))
 
 
 def _bootstrap(ids: Array, oods: Array, resamples: int, seed: int) -> dict[str, Interval]:
@@ -338,7 +340,10 @@ def _resample(generator: np.random.Generator, n: int, count: int) -> Array:
 
 
 def _array(name: str, scores: Scores) -> Array:
-    array: Array = np.asarray(scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores)
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach().cpu()
+        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).numpy()
+    array: Array = np.asarray(scores)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:

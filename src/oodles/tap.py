@@ -92,7 +92,7 @@ def logits_of(output: object) -> Tensor:
         found = output.logits
     elif isinstance(output, Mapping):
         found = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, Sequence) and output:
+    elif isinstance(output, tuple | list) and output:
         return logits_of(output[0])
     else:
         found = None
@@ -156,7 +156,7 @@ class Recorder(TorchFunctionMode):
         operation, position, entering, weight, bias = operands
         ordinal = len(self.products)
         if ordinal in self._shift:
-            moved = entering + along(self._shift[ordinal], entering)
+            moved = entering + along(self._shift[ordinal], entering).to(entering.dtype)
             if position < len(args):
                 args = (*args[:position], moved, *args[position + 1 :])
             else:
@@ -209,6 +209,9 @@ class Tap:
         missing = [site for site in self._sites if site not in caught]
         if missing:
             raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
+        silent = [name for name in self._layers if name not in activations]
+        if silent:
+            raise HeadError(f"layer {silent[0]} did not run for this batch, so it has no activation to keep")
         return output, [caught[site] for site in self._sites], activations
 
 

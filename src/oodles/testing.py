@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oodles.detectors import Detector, load_detector
-from oodles.errors import DataError, NotFittedError, OodlesError, ShapeError
+from oodles.detectors import Detector, load_detector, parse
+from oodles.errors import ArgumentError, DataError, NotFittedError, OodlesError, ShapeError
 from oodles.features import Features, Head
 
 Check = Callable[[Detector, Features], None]
@@ -35,7 +35,8 @@ def check_detector(detector: Detector, features: Features | None = None) -> None
     """
     features = example_features() if features is None else features
     for check in CHECKS:
-        check(copy.deepcopy(detector), features)
+        # each check has rows of its own, so that one that writes into them cannot hide from the next
+        check(copy.deepcopy(detector), _copy(features))
 
 
 def unfitted_refuses(detector: Detector, features: Features) -> None:
@@ -115,9 +116,10 @@ def saving_keeps_scores(detector: Detector, features: Features) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "detector"
         fitted.save(path)
-        loaded = load_detector(path)
-    assert loaded.spec == fitted.spec, f"{detector} is loaded as {loaded}"
-    assert torch.equal(loaded.score(features), scores), f"{detector}: loading changes scores"
+        if _has_a_name(fitted):
+            loaded = load_detector(path)
+            assert loaded.spec == fitted.spec, f"{detector} is loaded as {loaded}"
+            assert torch.equal(loaded.score(features), scores), f"{detector}: loading changes scores"
     fresh = copy.deepcopy(detector)
     fresh.load_state_dict(fitted.state_dict())
     assert torch.equal(fresh.score(features), scores), f"{detector}: the state dict does not hold everything"
@@ -174,6 +176,20 @@ CHECKS: tuple[Check, ...] = (
     exporting_keeps_scores,
     bad_input_is_named,
 )
+
+
+def _has_a_name(detector: Detector) -> bool:
+    """Whether :func:`oodles.parse` knows the detector; one of your own is filled from its state dict instead."""
+    try:
+        parse(detector.spec)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _copy(features: Features) -> Features:
+    labels = None if features.labels is None else features.labels.clone()
+    return Features(features.embedding.clone(), logits=features.logits.clone(), labels=labels, head=features.head)
 
 
 def _close(got: Tensor, want: Tensor, complaint: str, tolerance: float = 1e-5) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError
@@ -138,8 +138,10 @@ def read_svhn(path: Path) -> ImageSet:
     try:
         content = loadmat(path)
         images, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).ravel()
-    except (ValueError, TypeError, KeyError, OSError, NotImplementedError) as error:
+    except Exception as error:
         raise DataError(f"{path} is not an SVHN file with X and y ({error})") from None
+    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or len(labels) != len(images):
+        raise DataError(f"{path} does not hold 32x32 colour digits with a label each, as SVHN's files do")
     names = [f"{path.name}[{row}]" for row in range(len(images))]
     return ImageSet(path.stem, names, partial(_from_array, images), labels.astype(np.int64) % 10)
 
@@ -161,14 +163,16 @@ def read_folder(path: Path) -> ImageSet:
 
 def open_image(path: Path) -> Image.Image:
     """One picture, whole in memory; huge and exotic ones are refused before they are decoded."""
+    if path.stat().st_size == 0:
+        raise DataError("empty file")
     with Image.open(path, formats=FORMATS) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
-            raise DataError(f"{path} has {width} x {height} pixels, more than {MAX_PIXELS:,}")
+            raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
         if image.mode.startswith(("I", "F")):
-            raise DataError(f"{path} has more than 8 bits a channel (mode {image.mode}); convert it first")
+            raise DataError(f"more than 8 bits a channel (mode {image.mode}); convert it first")
         image.load()
-        return image.copy()
+        return ImageOps.exif_transpose(image)
 
 
 class ImageLoader:
@@ -242,12 +246,7 @@ class ImageLoader:
         try:
             return _Decoded(row, self.transform(self.images.read(row)), "")
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-            reason = "empty file" if "cannot identify" in str(error) and self._is_empty(row) else str(error)
-            return _Decoded(row, None, f"{self.images.names[row]}: {reason}")
-
-    def _is_empty(self, row: int) -> bool:
-        path = Path(self.images.names[row])
-        return path.is_file() and path.stat().st_size == 0
+            return _Decoded(row, None, f"{self.images.names[row]}: {error}")
 
     def _stack(self, good: Sequence["_Decoded"]) -> Tensor | tuple[Tensor, Tensor]:
         self.names += [self.images.names[item.row] for item in good]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oodles.detectors.statistics import Statistic
-from oodles.errors import ArgumentError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.files import member, read_record, write_record, write_tensors
 
@@ -213,9 +213,10 @@ def adopt_buffers(module: nn.Module, state: Mapping[str, Tensor], prefix: str = 
 
 
 def _tensor_file(folder: Path) -> Path | None:
-    if not (folder / RECORD).exists():
+    try:
+        return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
+    except FileError:
         return None
-    return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
 
 
 def _score_dtype(column: Tensor) -> torch.dtype:

@@ -1,5 +1,6 @@
 """Logit detectors: shape the embedding, sparsify the head, score the logits; any three go together."""
 
+import copy
 import inspect
 from collections.abc import Sequence
 from functools import partial
@@ -36,7 +37,9 @@ class LogitDetector(Detector):
         score: ScoreFunction = energy,
     ) -> None:
         super().__init__()
-        shapes = (shape,) if isinstance(shape, Shape) else tuple(shape)
+        given = shape if isinstance(shape, Sequence) else (shape,)
+        # copies: a shape that two detectors shared would learn from both
+        shapes = tuple(copy.deepcopy(part) for part in given)
         strange = next((part for part in shapes if not isinstance(part, Shape)), None)
         if strange is not None:
             raise ArgumentError(f"shape={strange!r} is no Shape; give Clip(...) or a list of shapes")

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
@@ -38,7 +40,11 @@ def parse(text: str) -> LogitDetector:
         if len(positional) > len(parameters):
             takes = ", ".join(parameters) or "nothing"
             raise ArgumentError(f"{name} takes {takes}, not {len(positional)} values, in {text!r}")
-        arguments = {**dict(zip(parameters, positional, strict=False)), **named}
+        arguments = dict(zip(parameters, positional, strict=False))
+        twice = next((key for key in named if key in arguments), None)
+        if twice is not None:
+            raise ArgumentError(f"{name} in {text!r} is given {twice} twice")
+        arguments |= named
         strange = [key for key in arguments if key not in parameters]
         if strange:
             raise ArgumentError(f"{name} has no {strange[0]!r} in {text!r}; it takes {', '.join(parameters)}")
@@ -67,6 +73,8 @@ def load_detector(path: str | Path) -> Detector:
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {detail}") from None
+    if not detector.fitted or (detector.learns_from and any(_lacking(module) for module in detector.modules())):
+        raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: a tensor is missing")
     return detector
 
 
@@ -86,6 +94,10 @@ def detector_list() -> list[LogitDetector]:
     return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]
 
 
+def _lacking(module: nn.Module) -> bool:
+    return any(buffer is None for buffer in module._buffers.values())
+
+
 def _terms(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -94,7 +106,7 @@ def _terms(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
             terms.append(_term(node.right))
             node = node.left
         return [_term(node), *reversed(terms)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         raise ArgumentError(f"{text!r} is no detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
 
 
@@ -109,6 +121,7 @@ def _term(node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
 
 def _numbers(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
-        wrong = isinstance(value, bool) or not isinstance(value, int | float | str | None)
-        if wrong or (isinstance(value, str) != (key == "by")):
-            raise ArgumentError(f"{name}({key}={value!r}): a number was expected")
+        if key == "by" and isinstance(value, str):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a number was expected")

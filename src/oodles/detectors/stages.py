@@ -5,6 +5,7 @@ one pass suffices, and DICE's mask comes from the unclipped mean, as in its auth
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -67,8 +68,8 @@ class Clip(Shape):
             percentile = 90
         if percentile is not None and not (percentile == 0 or 1 <= percentile <= 100):
             raise ArgumentError(f"percentile={percentile} must lie in [1, 100]: it is in percent, 90 and not 0.9")
-        if threshold is not None and threshold != threshold:
-            raise ArgumentError("threshold is NaN; give the activation to clip at")
+        if threshold is not None and not math.isfinite(threshold):
+            raise ArgumentError(f"threshold={threshold} clips nothing or everything; give the activation to clip at")
         self.percentile = percentile
         self.threshold = threshold
         self.learns = () if percentile is None else ("activations",)
@@ -105,8 +106,8 @@ class _NeedsMean(Sparsifier):
 class _Seeded(Sparsifier):
     def __init__(self, *, p: float = 0.9, seed: int = 0) -> None:
         super().__init__(p=p)
-        if seed < 0:
-            raise ArgumentError(f"seed={seed} must not be negative")
+        if not isinstance(seed, int) or not 0 <= seed < 1 << 31:
+            raise ArgumentError(f"seed={seed} must be a whole number from 0 to 2**31 - 1")
         self.seed = seed
 
 
@@ -255,5 +256,10 @@ SPARSIFIERS: tuple[type[Sparsifier], ...] = (
 def write_call(name: str, arguments: Mapping[str, Any], bare: str = "temperature") -> str:
     """``name(value, other=...)``: the argument ``bare`` without its name, None left out, brackets only if needed."""
     given = [(key, value) for key, value in arguments.items() if value is not None]
-    inside = ", ".join(f"{value!r}" if key == bare else f"{key}={value!r}" for key, value in given)
+    inside = ", ".join(f"{_plain(value)!r}" if key == bare else f"{key}={_plain(value)!r}" for key, value in given)
     return f"{name}({inside})" if inside else name
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number as Python's own, which reads back from text."""
+    return value.item() if hasattr(value, "item") else value

@@ -29,8 +29,9 @@ class Quantiles:
     """Quantiles of a stream of float32 values; streams merge, and the order of values never matters.
 
     Exact up to ``EXACT_VALUES`` values. Beyond, each value is counted in a bin of relative width
-    ``2**-12`` and the quantile is interpolated inside its bin. Whether a result is exact depends on
-    the number of values alone, so merged streams give what one stream would have given.
+    ``2**-12``, and the quantile is off from the order statistic it stands for by no more than that.
+    Whether a result is exact depends on the number of values alone, so merged streams give what one
+    stream would have given.
 
     >>> stream = Quantiles()
     >>> stream.add(torch.arange(101.0))

@@ -32,7 +32,7 @@ def keep_largest(values: Tensor, p: float) -> Tensor:
 
 
 def keep_random(shape: tuple[int, ...], p: float, seed: int) -> Tensor:
-    """True for a fixed random choice of the fraction ``1 - p`` of entries, drawn on the CPU.
+    """True for a fixed random choice of the fraction ``1 - p`` of entries, at least one, drawn on the CPU.
 
     >>> int(keep_random((10, 10), 0.9, seed=0).sum())
     10
@@ -40,7 +40,7 @@ def keep_random(shape: tuple[int, ...], p: float, seed: int) -> Tensor:
     entries = int(torch.Size(shape).numel())
     order = torch.randperm(entries, generator=torch.Generator().manual_seed(seed))
     mask = torch.zeros(entries, dtype=torch.bool)
-    mask[order[: round((1 - p) * entries)]] = True
+    mask[order[: max(1, round((1 - p) * entries))]] = True
     return mask.view(shape)
 
 

@@ -1,7 +1,6 @@
 """Building a model from ``package.module:factory`` and filling it from a checkpoint that cannot run code."""
 
 import ast
-import pickle
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -26,6 +24,8 @@ def build_model(text: str) -> nn.Module:
     """
     module_name, _, call = text.partition(":")
     name, positional, named = _read_call(text, call)
+    if not module_name or module_name.startswith("."):
+        raise ArgumentError(f"--model {text!r} names no module before the colon; write package.module:factory")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -37,7 +37,7 @@ def build_model(text: str) -> nn.Module:
         raise ArgumentError(f"--model {text}: {module_name} has no {name} to call")
     try:
         model = factory(*positional, **named)
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"--model {text}: {error}") from None
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"--model {text} gave {type(model).__name__}, not an nn.Module")
@@ -54,7 +54,11 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         inner = state.get(nest)
         if isinstance(inner, Mapping):
             state = inner
-    tensors = {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    tensors = {
+        key.removeprefix("module."): value
+        for key, value in state.items()
+        if isinstance(key, str) and isinstance(value, Tensor)
+    }
     wanted = model.state_dict()
     lacking = [key for key in wanted if key not in tensors]
     extra = [key for key in tensors if key not in wanted]
@@ -75,12 +79,12 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 
 def _read_state(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
-        raise FileError(f"{path} does not exist")
+        raise FileError(f"{path} is not a file; --checkpoint takes a state dict on disk")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, SafetensorError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileError(f"{path} is not a checkpoint of plain tensors ({reason[:160]})") from None
     if not isinstance(content, Mapping):
@@ -96,6 +100,6 @@ def _read_call(text: str, call: str) -> tuple[str, list[Any], dict[str, Any]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
             return node.func.id, [ast.literal_eval(value) for value in node.args], named
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass
     raise ArgumentError(f"--model {text!r} is not of the form package.module:factory or package.module:factory(...)")
