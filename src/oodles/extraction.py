@@ -119,11 +119,11 @@ def as_labels(labels: Any, images: Tensor) -> Tensor | None:
             f"the loader gave labels that are no numbers ({type(labels).__name__}); give class indices, or pass "
             "labels=False"
         ) from None
-    if classes.is_floating_point() or classes.ndim != 1 or len(classes) != len(images):
-        raise DataError(
-            f"the loader gave {len(images)} images with labels of type {classes.dtype} and shape "
-            f"{tuple(classes.shape)}; give one class index an image, or pass labels=False"
-        )
+    if classes.is_floating_point() or classes.ndim != 1:
+        kind = f"{classes.dtype} of shape {tuple(classes.shape)}"
+        raise DataError(f"labels must be integers, one an image, the loader gave {kind}; or pass labels=False")
+    if len(classes) != len(images):
+        raise DataError(f"the loader gave {len(images)} images with {len(classes)} labels")
     return classes
 
 

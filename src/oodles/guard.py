@@ -35,11 +35,12 @@ class Guard(nn.Module):
     """Runs the model once and gives its logits bit for bit, the label, the score and ``is_id``.
 
     The model is kept in eval mode. Its last layer is found at the first batch; give the ``layer`` that
-    ``extract`` was given, if any. It must have the width the detector was fitted on. ``is_id`` is ``score >= threshold``,
-    so an input whose embedding or logits are not finite, whose score is NaN, is never in-distribution.
+    ``extract`` was given, if any. It must have the width the detector was fitted on. ``is_id`` is
+    ``score >= threshold``, and the score of an input whose embedding or logits are not finite is NaN, so
+    such an input is never in-distribution.
     """
 
-    def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: str | None = None) -> None:
+    def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: Layer = None) -> None:
         super().__init__()
         if not detector.fitted:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) first")
@@ -48,7 +49,7 @@ class Guard(nn.Module):
         self.model = model
         self.detector = detector
         self.threshold = threshold
-        self.layer = layer
+        self.layer: Layer = layer
         self._found: tuple[Located, Tap] | None = None
         self._headless = False
         self.eval()

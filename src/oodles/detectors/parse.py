@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
@@ -73,8 +71,11 @@ def load_detector(path: str | Path) -> Detector:
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {detail}") from None
-    if not detector.fitted or (detector.learns_from and any(_lacking(module) for module in detector.modules())):
-        raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: a tensor is missing")
+    lacking = _lacking(detector) if detector.learns_from else []
+    if lacking:
+        raise FileError(
+            f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {', '.join(lacking)} missing"
+        )
     return detector
 
 
@@ -94,8 +95,14 @@ def detector_list() -> list[LogitDetector]:
     return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]
 
 
-def _lacking(module: nn.Module) -> bool:
-    return any(buffer is None for buffer in module._buffers.values())
+def _lacking(detector: Detector) -> list[str]:
+    """Buffers nobody has filled; a state dict does not list them, so loading cannot miss them by itself."""
+    return [
+        f"{name}.{buffer}" if name else buffer
+        for name, module in detector.named_modules()
+        for buffer, value in module._buffers.items()
+        if value is None
+    ]
 
 
 def _terms(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:

@@ -69,7 +69,7 @@ class Clip(Shape):
         if percentile is not None and not (percentile == 0 or 1 <= percentile <= 100):
             raise ArgumentError(f"percentile={percentile} must lie in [1, 100]: it is in percent, 90 and not 0.9")
         if threshold is not None and not math.isfinite(threshold):
-            raise ArgumentError(f"threshold={threshold} clips nothing or everything; give the activation to clip at")
+            raise ArgumentError(f"threshold={threshold} is infinite or NaN; give the activation to clip at")
         self.percentile = percentile
         self.threshold = threshold
         self.learns = () if percentile is None else ("activations",)

@@ -79,7 +79,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 
 def _read_state(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
-        raise FileError(f"{path} is not a file; --checkpoint takes a state dict on disk")
+        raise FileError(f"{path} is a folder, not a state dict" if path.exists() else f"{path} does not exist")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
