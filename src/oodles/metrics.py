@@ -22,7 +22,7 @@ Kind = Literal["id", "ood"]
 Interval = tuple[float, float]
 
 PARALLEL_FROM = 1 << 17
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
