@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DATA ?= ../shared/data
 
-.PHONY: demo test check lint format bench pack clean
+.PHONY: demo test check lint format bench pack reproduction clean
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -33,6 +33,10 @@ bench: $(VENV)/.developed
 # Rebuild the demo's feature pack from the original archives (see the card in src/oodles/demo_pack).
 pack: $(VENV)/.developed
 	$(BIN)/python tools/build_demo_pack.py $(DATA) $(DATA)/checkpoints/densenet101-cifar10.pth.tar
+
+# Measure every table and figure of the paper on the data at hand and write docs/reproduction.md.
+reproduction: $(VENV)/.developed
+	$(BIN)/python tools/write_reproduction.py $(DATA)
 
 # The build tools come from the same pinned list, so nothing is fetched behind its back.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -240,17 +240,17 @@ def test_features_of_logits_alone_make_a_guard_that_scores_images(workshop, oodl
 def test_bench_gives_the_rows_the_library_gives(workshop, oodles_run, tmp_path):
     arguments = ["bench", "--model", MODEL, "--checkpoint", "net.pt", "--train", "train", "--test", "test"]
     arguments += ["--ood", "green=green", "--ood", "grey=grey", "--detector", "msp", "--detector", "dice(0.5)", *SHAPE]
-    code, out, _ = oodles_run(*arguments, "--json", "--store", tmp_path / "s", "--out", tmp_path / "rows.json")
+    code, out, _ = oodles_run(*arguments, "--json", "--store", tmp_path / "s", "--out", tmp_path / "out")
     assert code == 0
     rows = json.loads(out)
-    assert rows == json.loads((tmp_path / "rows.json").read_text())
+    assert rows == json.loads((tmp_path / "out" / "rows.json").read_text())
     assert [(row["detector"], row["ood_set"]) for row in rows] == [
         ("msp", "green"),
         ("msp", "grey"),
         ("dice(0.5)+energy", "green"),
         ("dice(0.5)+energy", "grey"),
     ]
-    sets = {name: Features.load(tmp_path / "s" / name) for name in ("train", "test", "green", "grey")}
+    sets = {name: Features.load(tmp_path / "s" / "id" / "net" / name) for name in ("train", "test", "green", "grey")}
     by_hand = oodles.benchmark(
         [oodles.MSP(), oodles.DICE(p=0.5)],
         train=sets["train"],

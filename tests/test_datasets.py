@@ -2,9 +2,13 @@
 
 import os
 import pickle
+import random
 import struct
+import threading
+import zipfile
 import zlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,16 +16,17 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from oodles.bench import suite
 from oodles.bench.datasets import (
     CIFAR,
     IMAGENET,
     ImageLoader,
     Transform,
+    first_per_class,
     open_image,
     open_images,
     read_cifar,
     read_folder,
+    read_zip,
 )
 from oodles.errors import ArgumentError, DataError
 
@@ -86,8 +91,7 @@ def test_cifar100_has_fine_labels_and_its_own_folder(tmp_path):
     write_batch(tmp_path / "cifar-100-python" / "test", 3, labels="fine_labels")
     (tmp_path / "cifar-100-python" / "meta").write_bytes(b"")
     assert len(open_images(tmp_path / "cifar-100-python")) == 4
-    train, test = suite("cifar100").open_id(tmp_path)
-    assert (len(train), len(test)) == (4, 3)
+    assert len(open_images(tmp_path / "cifar-100-python" / "test")) == 3
 
 
 def test_the_pickles_of_python_2_are_read(tmp_path):
@@ -99,6 +103,29 @@ def test_the_pickles_of_python_2_are_read(tmp_path):
     assert np.array_equal(pixels(images, 299)[:, :, 2].ravel(), data[299, 2048:])
 
 
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("text", [str, str.encode], ids=["text keys", "bytes keys"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_pickles_of_python_3_are_read(tmp_path, protocol, text, order):
+    data = np.asarray(noise(5, 3072), order=order)
+    for numbers in ([3, 1, 4, 1, 5], np.array([3, 1, 4, 1, 5])):
+        content = {text("data"): data, text("fine_labels"): numbers, text("batch_label"): text("x")}
+        (tmp_path / "train").write_bytes(pickle.dumps(content, protocol=protocol))
+        images = open_images(tmp_path / "train")
+        assert images.labels.tolist() == [3, 1, 4, 1, 5]
+        assert np.array_equal(pixels(images, 4)[:, :, 1].ravel(), data[4, 1024:2048])
+
+
+def test_pickles_of_the_old_numpy_are_read(tmp_path):
+    content = pickle.dumps({"data": noise(2, 3072), "labels": [1, 2]}, protocol=5)
+    old = content.replace(b"\x8c\x13numpy._core.numeric", b"\x8c\x12numpy.core.numeric")
+    start = old.index(b"\x95") + 1
+    (frame,) = struct.unpack_from("<Q", old, start)
+    old = old[:start] + struct.pack("<Q", frame - 1) + old[start + 8 :]  # the name is one letter shorter
+    (tmp_path / "batch").write_bytes(old)
+    assert open_images(tmp_path / "batch").labels.tolist() == [1, 2]
+
+
 class Shell:
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -107,7 +134,7 @@ class Shell:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
     trace = tmp_path / "trace"
@@ -116,6 +143,8 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
         (eval, f"open({str(trace)!r}, 'w')"),
         (exec, f"open({str(trace)!r}, 'w')"),
         (open, str(trace), "w"),
+        (np.load, str(trace)),
+        (np.memmap, str(trace), "u1", "w+", 0, 4),
     ]
     for function, *arguments in attacks:
         bomb = Shell(function, *arguments)
@@ -134,6 +163,10 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
         {"data": noise(2, 3072), "labels": [1]},
         {"data": noise(2, 3071), "labels": [1, 2]},
         {"data": np.zeros((2, 3072)), "labels": [1, 2]},
+        {"data": noise(2, 3072), "labels": ["cat", "dog"]},
+        {"data": noise(2, 3072), "labels": [[1], [2]]},
+        {"data": noise(2, 3072), "labels": [[1], [2, 3]]},
+        {"data": noise(2, 3072), "labels": 1},
         [1, 2],
         "words",
     ],
@@ -161,6 +194,21 @@ def test_svhn_digits_and_their_zero(tmp_path):
     assert images.labels.tolist() == [1, 0, 9, 0, 5]
     for row in range(5):
         assert np.array_equal(pixels(images, row), digits[:, :, :, row])
+
+
+def test_the_first_of_every_class_in_file_order(tmp_path):
+    numbers = [1, 10, 1, 2, 1, 10, 10, 10, 3]
+    digits = noise(32, 32, 3, len(numbers))
+    savemat(tmp_path / "x.mat", {"X": digits, "y": np.array(numbers, dtype=np.uint8)[:, None]})
+    few = first_per_class(open_images(tmp_path / "x.mat"), 2)
+    assert few.labels.tolist() == [1, 0, 1, 2, 0, 3]
+    assert few.names == [f"x.mat[{row}]" for row in (0, 1, 2, 3, 5, 8)]
+    assert np.array_equal(pixels(few, 4), digits[:, :, :, 5])
+    assert first_per_class(few, 2).names == few.names
+    with pytest.raises(ArgumentError, match="a limit of 0 images a class"):
+        first_per_class(few, 0)
+    with pytest.raises(DataError, match=r"a\.png has no labels"):
+        first_per_class(open_images(picture(tmp_path / "a.png")), 2)
 
 
 def test_other_mat_files_are_refused(tmp_path):
@@ -217,6 +265,48 @@ def test_a_flat_folder_has_no_labels(tmp_path):
     assert len(images) == 2
     (batch,) = ImageLoader(images, PLAIN)
     assert isinstance(batch, torch.Tensor)
+
+
+def test_a_single_folder_is_no_class(tmp_path):
+    for name in "ab":
+        picture(tmp_path / "iSUN" / "iSUN_patches" / f"{name}.png")
+    images = open_images(tmp_path / "iSUN")
+    assert images.names == ["iSUN_patches/a.png", "iSUN_patches/b.png"]
+    assert images.labels is None
+    assert images.classes == ()
+
+
+def test_what_a_mac_adds_is_no_picture(tmp_path):
+    for name in ("a/1.png", "b/2.png"):
+        picture(tmp_path / name)
+    for name in ("a/._1.png", "__MACOSX/a/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"resource fork")
+    assert open_images(tmp_path).names == ["a/1.png", "b/2.png"]
+
+
+def test_folders_are_sorted_by_their_names_and_not_by_whole_paths(tmp_path):
+    for name in ("a/x.png", "a-b/y.png", "a b/z.png"):
+        picture(tmp_path / name)
+    images = open_images(tmp_path)
+    assert images.names == ["a/x.png", "a b/z.png", "a-b/y.png"]
+    assert images.classes == ("a", "a b", "a-b")
+    assert images.labels.tolist() == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    for name in ("a/1.png", "b/2.png"):
+        picture(tmp_path / name)
+    scandir = os.scandir
+
+    def closed(path):
+        if str(path) == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(DataError, match=r"b cannot be listed \(Permission denied\)"):
+        open_images(tmp_path)
 
 
 def test_a_single_image_is_a_set_of_one(tmp_path):
@@ -292,6 +382,130 @@ def test_a_pixel_bomb_is_refused_before_it_is_decoded(tmp_path):
     )
     with pytest.raises(DataError, match="8000 x 8000 pixels"):
         open_image(tmp_path / "bomb.png")
+
+
+# Zips -------------------------------------------------------------------------------------------
+
+TREE = ("train/zebra/b.png", "train/zebra/deep/a.JPG", "train/ant/x.png", "test/ant/y.bmp", "test/bee/z.png")
+
+
+def zipped(folder, path, compression=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for file in sorted(folder.rglob("*"), reverse=True):
+            archive.write(file, file.relative_to(folder).as_posix())
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for seed, name in enumerate(TREE):
+        picture(tmp_path / "tree" / name, seed=seed)
+    (tmp_path / "tree" / "train" / "notes.txt").write_text("not an image")
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("inner", ["", "train", "test", "train/zebra"])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_zip_reads_as_its_folder_would(tree, tmp_path, inner, compression):
+    zipped(tree, tmp_path / "t.ZIP", compression)
+    plain, packed = open_images(tree / inner), open_images(tmp_path / "t.ZIP" / inner)
+    assert packed.name == ("t.ZIP/" + inner if inner else "t.ZIP")
+    assert packed.names == plain.names
+    assert packed.classes == plain.classes
+    assert (packed.labels is None) == (plain.labels is None)
+    assert packed.labels is None or packed.labels.tolist() == plain.labels.tolist()
+    for row in range(len(plain)):
+        assert np.array_equal(pixels(packed, row), pixels(plain, row))
+    assert left_over(tmp_path) == ["t.ZIP", "tree"]
+
+
+def left_over(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_folder_may_be_called_zip(tree, tmp_path):
+    tree.rename(tmp_path / "folder.zip")
+    assert len(open_images(tmp_path / "folder.zip" / "train")) == 3
+
+
+def test_many_threads_read_one_zip(tmp_path):
+    for number in range(60):
+        picture(tmp_path / "many" / f"{number:02}.png", seed=number)
+    images = read_zip(zipped(tmp_path / "many", tmp_path / "many.zip"))
+    batch = torch.cat(list(ImageLoader(images, PLAIN, batch=7, workers=8)))
+    for number, image in enumerate(batch):
+        by_hand = torch.from_numpy(noise(8, 8, 3, seed=number)).permute(2, 0, 1).float() / 255
+        torch.testing.assert_close(image, by_hand)
+
+
+def test_a_zip_without_pictures_there(tree, tmp_path):
+    zipped(tree, tmp_path / "t.zip")
+    with pytest.raises(DataError, match=r"t\.zip holds no images below val/"):
+        open_images(tmp_path / "t.zip" / "val")
+    with pytest.raises(DataError, match=r"t\.zip holds no images below tra/"):
+        open_images(tmp_path / "t.zip" / "tra")
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    with pytest.raises(DataError, match=r"empty\.zip holds no images \("):
+        open_images(tmp_path / "empty.zip")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_zip_that_is_cut_short_is_one_clear_error(tree, tmp_path, keep):
+    path = zipped(tree, tmp_path / "t.zip")
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    with pytest.raises(DataError, match=r"t\.zip is not a whole zip archive \(.+\); fetch or make it again") as caught:
+        open_images(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_member_is_named(tmp_path):
+    for number in range(4):
+        picture(tmp_path / "set" / f"{number}.png", seed=number)
+    (tmp_path / "set" / "empty.png").write_bytes(b"")
+    (tmp_path / "set" / "text.png").write_text("hello")
+    path = zipped(tmp_path / "set", tmp_path / "t.zip", zipfile.ZIP_STORED)
+    content = path.read_bytes()
+    whole = (tmp_path / "set" / "2.png").read_bytes()
+    path.write_bytes(content.replace(whole, whole[:-20] + b"\x00" * 20))
+    loader = ImageLoader(open_images(path), PLAIN)
+    with pytest.raises(
+        DataError, match=r"t\.zip: 3 of 6 images cannot be read \(2\.png: damaged or locked inside t\.zip"
+    ):
+        list(loader)
+    assert loader.bad[1:] == [
+        "empty.png: empty file",
+        "text.png: no picture of a kind that is read (JPEG, PNG, BMP, WEBP, PPM, TIFF)",
+    ]
+    left = ImageLoader(open_images(path), PLAIN, skip_bad=True)
+    assert len(torch.cat(list(left))) == 3
+
+
+def test_a_member_that_would_fill_the_memory_is_refused(tmp_path):
+    with (
+        zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("bomb.png", "w") as member,
+    ):
+        for _ in range(201):
+            member.write(bytes(1_000_000))
+    with pytest.raises(DataError, match=r"bomb\.png: 201,000,000 bytes unpacked, more than 200,000,000"):
+        list(ImageLoader(open_images(tmp_path / "t.zip"), PLAIN))
+
+
+def test_damaged_zips_are_read_or_refused_and_nothing_else(tree, tmp_path):
+    path, draw = zipped(tree, tmp_path / "t.zip"), random.Random(0)  # noqa: S311
+    whole, refused = path.read_bytes(), 0
+    for _ in range(150):
+        content = bytearray(whole)
+        for _ in range(draw.choice([1, 4, 16])):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        path.write_bytes(content)
+        try:
+            list(ImageLoader(open_images(path), PLAIN, labels=False, workers=1))
+        except DataError:
+            refused += 1
+    assert refused > 50
 
 
 # The loader -------------------------------------------------------------------------------------
@@ -381,6 +595,25 @@ def test_breaking_off_leaves_no_threads_waiting(tmp_path):
     walk.close()
 
 
+def test_the_next_two_batches_are_decoded_while_the_network_is_busy(tmp_path):
+    for number in range(12):
+        picture(tmp_path / f"{number:02}.png")
+    images, done, ready = open_images(tmp_path), set(), threading.Event()
+
+    def read(row):
+        image = images.read(row)
+        done.add(row)
+        if len(done) == 9:
+            ready.set()
+        return image
+
+    walk = iter(ImageLoader(replace(images, read=read), PLAIN, batch=3))
+    next(walk)  # and nothing more is asked for: the network is at work
+    assert ready.wait(timeout=20)
+    walk.close()
+    assert done == set(range(9)), "two batches ahead, and no further"
+
+
 # Samples ----------------------------------------------------------------------------------------
 
 
@@ -448,24 +681,6 @@ def test_transforms_that_make_no_sense_are_refused():
         Transform(8, 8, (0.0,) * 3, (1.0, 0.0, 1.0))
 
 
-# Suites -----------------------------------------------------------------------------------------
-
-
-def test_a_suite_opens_what_is_there_and_names_what_is_not(tmp_path):
-    write_batch(tmp_path / "cifar-10-batches-py" / "data_batch_1")
-    write_batch(tmp_path / "cifar-10-batches-py" / "test_batch", 3)
-    picture(tmp_path / "iSUN" / "a.png")
-    cifar10 = suite("cifar10")
-    train, test = cifar10.open_id(tmp_path)
-    assert (len(train), len(test)) == (6, 3)
-    assert list(cifar10.open_ood(tmp_path)) == ["isun"]
-    assert set(cifar10.missing(tmp_path)) == set(cifar10.ood) - {"isun"}
-    with pytest.raises(DataError, match=r"has no cifar-100-python/train, which the suite cifar100 needs"):
-        suite("cifar100").open_id(tmp_path)
-    with pytest.raises(ArgumentError, match="there are cifar10, cifar100"):
-        suite("mnist")
-
-
 # Real data --------------------------------------------------------------------------------------
 
 
@@ -504,3 +719,21 @@ def test_the_folder_reader_agrees_with_pillow_on_real_pictures(data):
         with Image.open(data / "dtd" / "images" / name) as image:
             wanted = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
         torch.testing.assert_close(batch[row], wanted)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(("part", "rows"), [("train", 50_000), ("test", 10_000)])
+def test_the_real_zip_is_read_in_place(data, part, rows):
+    images = open_images(data / "cifar10-jpeg.zip" / part)
+    assert len(images) == rows
+    assert len(images.classes) == 10
+    assert np.bincount(images.labels).tolist() == [rows // 10] * 10
+    few, _ = next(iter(ImageLoader(images.sample(64), CIFAR)))
+    assert few.shape == (64, 3, 32, 32)
+
+
+@pytest.mark.realdata
+def test_the_real_digits_are_within_the_authors_limit(data):
+    digits = open_images(data / "svhn" / "test_32x32.mat")
+    assert len(first_per_class(digits, 1000)) == 5000
+    assert np.bincount(first_per_class(digits, 300).labels).tolist() == [300] * 10

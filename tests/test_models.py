@@ -5,6 +5,7 @@ import pickle
 import random
 import sys
 import warnings
+from types import ModuleType
 
 import networks
 import pytest
@@ -13,10 +14,11 @@ from networks import one_thread, seeded  # noqa: F401
 from safetensors.torch import save_file
 from torch import nn
 
+from oodles.bench import suite
 from oodles.bench.datasets import CIFAR, ImageLoader, read_cifar
 from oodles.errors import ArgumentError, FileError
 from oodles.extraction import extract
-from oodles.models import DenseNet, build_model, densenet101, load_checkpoint
+from oodles.models import DenseNet, build_model, densenet101, load_checkpoint, resnet50
 
 
 def parameters(model):
@@ -68,6 +70,34 @@ def test_the_authors_networks_know_their_images(data, name, folder, lowest):
     accuracy = float((features.logits.argmax(dim=1) == features.labels).double().mean())
     assert lowest < accuracy < 1
     assert features.width == 342
+
+
+# ResNet -----------------------------------------------------------------------------------------
+
+
+def test_resnet50_without_torchvision_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
+    for build in (resnet50, lambda: build_model(suite("imagenet").model)):
+        with pytest.raises(ArgumentError, match="pip install torchvision") as caught:
+            build()
+        assert "\n" not in str(caught.value)
+
+
+def test_resnet50_is_torchvisions_own_without_weights(monkeypatch):
+    calls = []
+
+    def build(**options):
+        calls.append(options)
+        return nn.Linear(2048, options["num_classes"])
+
+    stand_in = ModuleType("torchvision.models")
+    stand_in.resnet50 = build
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", stand_in)
+    assert build_model(suite("imagenet").model).out_features == suite("imagenet").classes
+    assert resnet50(7).out_features == 7
+    assert calls == [{"weights": None, "num_classes": 1000}, {"weights": None, "num_classes": 7}]
 
 
 # Factories --------------------------------------------------------------------------------------

@@ -40,17 +40,19 @@ def run(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp(suite)
     command = [sys.executable, "-m", "oodles", "bench", suite, "--data", str(data), "--limit", str(ROWS)]
     command += ["--checkpoint", str(data / "checkpoints" / f"densenet101-{suite}.pth.tar")]
-    command += ["--store", str(folder / "store"), "--out", str(folder / "rows.json"), "--without", "places_crop"]
+    command += ["--store", str(folder / "store"), "--out", str(folder / "tables"), "--without", "places_crop"]
     for detector in FIGURES[suite]:
         command += ["--detector", detector]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    # the rest of the tests look at what bench left behind
+    (folder / "features").symlink_to(folder / "store" / suite / f"densenet101-{suite}-{ROWS}")
     return suite, folder
 
 
 def test_figures_come_out_of_bench(run: tuple[str, Path]) -> None:
     suite, folder = run
-    rows = json.loads((folder / "rows.json").read_text())
+    rows = json.loads((folder / "tables" / "rows.json").read_text())
     measured = {(row["detector"], row["ood_set"]): row for row in rows}
     for detector, cells in FIGURES[suite].items():
         for ood_set, (fpr95, auroc) in cells.items():
@@ -62,7 +64,7 @@ def test_figures_come_out_of_bench(run: tuple[str, Path]) -> None:
 
 def test_accuracy_is_the_networks_own(run: tuple[str, Path]) -> None:
     suite, folder = run
-    test = Features.load(folder / "store" / "test")
+    test = Features.load(folder / "features" / "test")
     assert test.labels is not None
     accuracy = float(test.logits.argmax(dim=1).eq(test.labels).double().mean())
     assert accuracy == pytest.approx(ACCURACY[suite], abs=5e-5)
@@ -71,7 +73,7 @@ def test_accuracy_is_the_networks_own(run: tuple[str, Path]) -> None:
 def test_the_authors_rule_gives_their_figures_on_whole_sets(run: tuple[str, Path]) -> None:
     # Textures and the ID test set are used whole, so only the training mean differs from the independent run
     suite, folder = run
-    train, test, textures = (Features.load(folder / "store" / name) for name in ("train", "test", "textures"))
+    train, test, textures = (Features.load(folder / "features" / name) for name in ("train", "test", "textures"))
     for spec, cells in FIGURES[suite].items():
         detector = parse(spec).fit(train)
         id_scores = np.sort(detector.score(test).numpy())

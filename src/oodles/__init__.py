@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oodles import analysis as analysis
     from oodles import functional as functional
     from oodles import metrics as metrics
     from oodles import models as models
@@ -51,11 +52,13 @@ if TYPE_CHECKING:
     from oodles.guard import Verdict as Verdict
     from oodles.metrics import Row as Row
     from oodles.metrics import evaluate as evaluate
+    from oodles.selection import noise_features as noise_features
+    from oodles.selection import select as select
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "oodles": ("functional", "metrics", "models", "testing"),
+    "oodles": ("analysis", "functional", "metrics", "models", "testing"),
     "oodles.bench": ("Suite", "benchmark"),
     "oodles.calibration": ("Threshold", "calibrate"),
     "oodles.detectors": (
@@ -70,6 +73,7 @@ _HOMES = {
     "oodles.functional": ("energy", "entropy", "max_logit", "msp"),
     "oodles.guard": ("Guard", "Verdict"),
     "oodles.metrics": ("Row", "evaluate"),
+    "oodles.selection": ("noise_features", "select"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

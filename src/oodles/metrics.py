@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,8 @@ class Row:
     """One detector on one pair of ID and OOD sets; tables and reports are views of rows.
 
     ``fpr95`` is the paper's: the share of OOD accepted when 95 % of ID is (ID positive).
-    ``fpr95_ood`` is OpenOOD's: the share of ID rejected when 95 % of OOD is (OOD positive).
+    ``fpr95_ood`` is OpenOOD's: the share of ID rejected when 95 % of OOD is (OOD positive). ``run`` names the
+    checkpoint where there are several.
     """
 
     detector: str
@@ -45,10 +46,20 @@ class Row:
     detection_error: float
     fpr95_ood: float
     intervals: dict[str, Interval] = field(default_factory=dict)
+    run: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values, for JSON."""
         return asdict(self)
+
+
+class Names(TypedDict):
+    """What a row is called by."""
+
+    detector: str
+    id_set: str
+    ood_set: str
+    run: str
 
 
 def evaluate(
@@ -58,6 +69,7 @@ def evaluate(
     detector: str = "",
     id_set: str = "",
     ood_set: str = "",
+    run: str = "",
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Row:
@@ -83,6 +95,7 @@ def evaluate(
         detection_error=(1 - totals.gap) / 2,
         fpr95_ood=totals.rejected_id / len(ids),
         intervals=_bootstrap(ids, oods, bootstrap, seed) if bootstrap else {},
+        run=run,
     )
 
 

@@ -1,6 +1,6 @@
 """Arrays on an axis. Nothing is computed here beyond what a picture needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 
 from oodles.files import write_with
 
+Array = npt.NDArray[Any]
+
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey by their lightness
 ID_COLOUR = "#0072B2"
-OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
+OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -23,38 +25,159 @@ STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "figure.dpi": 150,
+    "svg.hashsalt": "oodles",
 }
 
 
 def score_histograms(
-    scores: Mapping[str, tuple[npt.NDArray[Any], Mapping[str, npt.NDArray[Any]]]],
-    thresholds: Mapping[str, float],
-    notes: Mapping[str, str],
+    scores: Mapping[str, tuple[Array, Mapping[str, Array]]], thresholds: Mapping[str, float], notes: Mapping[str, str]
 ) -> Figure:
     """For each detector, ID scores filled and each OOD set as a line, with the threshold where 95 % of ID is kept."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.2 * len(scores), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(scores), squeeze=False)[0]
+        figure, axes = _panels(len(scores), width=4.2, height=3.4)
         for axis, (detector, (id_scores, ood)) in zip(axes, scores.items(), strict=True):
             _histograms(axis, id_scores, ood)
             axis.axvline(thresholds[detector], color="black", linewidth=1, linestyle="--", label="95 % of ID lie right")
             axis.set_title(f"{detector}\n{notes[detector]}")
             axis.set_xlabel("score (larger = more in-distribution)")
         axes[0].set_ylabel("share of images")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        _legend(figure, axes[0])
+    return figure
+
+
+def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_from: int) -> Figure:
+    """Figure 1: mean contribution of each unit and its standard deviation as a shade, one panel a data set.
+
+    ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are
+    the ones of least contribution, which dropping a tenth-keeping share would remove.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
+        colours = (ID_COLOUR, *OOD_COLOURS)
+        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
+            index = np.arange(len(mean))
+            axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
+            axis.plot(index, mean, color=colour, linewidth=1.2)
+            axis.axvline(kept_from, color="black", linewidth=1, linestyle=":")
+            axis.axhline(0, color="black", linewidth=0.6)
+            axis.set_title(title)
+            axis.set_xlabel("unit, by mean ID contribution")
+        axes[0].set_ylabel(f"contribution to {name}")
+    return figure
+
+
+def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) -> Figure:
+    """Figure 2: the output of one class on ID and OOD data; one panel without and one with sparsification."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _panels(len(panels), width=3.6, height=3.0)
+        for axis, (title, (on_id, on_ood)) in zip(axes, panels.items(), strict=True):
+            bins = _bins(np.concatenate([on_id, on_ood]), 50)
+            for values, colour, label in ((on_id, ID_COLOUR, "ID"), (on_ood, OOD_COLOURS[0], "OOD")):
+                axis.hist(values, bins, density=True, color=colour, alpha=0.45, label=label)
+                axis.hist(values, bins, density=True, color=colour, histtype="step", linewidth=1.2)
+            axis.set_title(f"{title}\nOOD standard deviation {on_ood.std():.2f}")
+            axis.set_xlabel(f"output of {name}")
+        axes[0].set_ylabel("density")
+        _legend(figure, axes[0])
+    return figure
+
+
+def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Mapping[str, Array]) -> Figure:
+    """Figure 3: FPR95 and the normalised standard deviation of OOD scores against p; one line a set."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _panels(2, width=3.8, height=3.2)
+        places = np.arange(len(grid))
+        for axis, curves, label in (
+            (axes[0], fpr95, "FPR95 (%)"),
+            (axes[1], spread, "std of OOD scores / mean ID score"),
+        ):
+            for colour, (name, values) in zip(OOD_COLOURS, curves.items(), strict=False):
+                axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
+            mean = np.mean(list(curves.values()), axis=0)
+            axis.plot(places, mean, color="black", marker="s", markersize=4, linewidth=2, label="average")
+            axis.set_xticks(places, [f"{p:g}" for p in grid])
+            axis.set_xlabel("sparsity p")
+            axis.set_ylabel(label)
+            axis.set_ylim(bottom=0)
+        _legend(figure, axes[0])
+    return figure
+
+
+def unit_variances(
+    id_mean: Array, ood_mean: Array, id_variance: Array, ood_variance: Array, *, kept_from: int
+) -> Figure:
+    """Figure 4: each unit's mean contribution on ID and OOD above, its variance below, units in ID order."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        index = np.arange(len(id_mean))
+        above.plot(index, ood_mean, color=OOD_COLOURS[0], linewidth=0.9, label="OOD")
+        above.plot(index, id_mean, color=ID_COLOUR, linewidth=1.4, label="ID")
+        above.set_ylabel("mean contribution")
+        below.plot(index, ood_variance, color=OOD_COLOURS[0], linewidth=0.9)
+        below.plot(index, id_variance, color=ID_COLOUR, linewidth=1.4)
+        below.set_ylabel("variance")
+        below.set_xlabel("unit, by mean ID contribution (dropped left of the dotted line, kept right of it)")
+        for axis in (above, below):
+            axis.axvline(kept_from, color="black", linewidth=1, linestyle=":")
+        _legend(figure, above)
+    return figure
+
+
+def covariance_matrix(matrix: Array, *, note: str) -> Figure:
+    """The covariance of contributions as a picture; colours saturate at the 99.5th percentile of its entries."""
+    with mpl.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure(figsize=(4.6, 4.2), layout="constrained")
+        axis = figure.subplots()
+        limit = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
+        image = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        axis.set_title(note)
+        axis.set_xlabel("unit, by mean ID contribution")
+        axis.set_ylabel("unit")
+        figure.colorbar(image, ax=axis, shrink=0.85, label="covariance")
+    return figure
+
+
+def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen: float) -> Figure:
+    """AUROC and FPR95 of held-out ID rows against the stand-ins for each p, the chosen one marked."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _panels(2, width=3.4, height=2.8)
+        places = np.arange(len(grid))
+        for axis, values, label in ((axes[0], auroc, "AUROC (%), what chooses"), (axes[1], fpr95, "FPR95 (%)")):
+            axis.plot(places, values, color=ID_COLOUR, marker="o", markersize=4, linewidth=1.2)
+            at = list(grid).index(chosen)
+            axis.plot(at, values[at], marker="o", markersize=11, markerfacecolor="none", color=OOD_COLOURS[0])
+            axis.set_xticks(places, [f"{p:g}" for p in grid], rotation=90 if len(grid) > 8 else 0)
+            axis.set_xlabel(f"sparsity p (chosen: {chosen:g})")
+            axis.set_ylabel(label)
     return figure
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all; the suffix says the format."""
-    write_with(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip(".")))
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    write_with(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip("."), metadata=metadata))
 
 
-def _histograms(axis: Axes, id_scores: npt.NDArray[Any], ood: Mapping[str, npt.NDArray[Any]]) -> None:
-    everything = np.concatenate([id_scores, *ood.values()])
-    low, high = (float(end) for end in np.quantile(everything, [0.001, 0.999]))
-    bins = np.linspace(low, high, 60).tolist()
+def _panels(count: int, *, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * count, height), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    """One legend below the panels, where it covers no data."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
+
+
+def _bins(values: Array, count: int) -> list[float]:
+    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
+    edges: list[float] = np.linspace(low, high, count).tolist()
+    return edges
+
+
+def _histograms(axis: Axes, id_scores: Array, ood: Mapping[str, Array]) -> None:
+    bins = _bins(np.concatenate([id_scores, *ood.values()]), 60)
     weights = np.full(len(id_scores), 1 / len(id_scores))
     axis.hist(id_scores, bins, weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
     for colour, (name, values) in zip(OOD_COLOURS, ood.items(), strict=False):

@@ -1,12 +1,15 @@
 """The numbers of the DICE paper's tables, in percent, as its authors published them (Sun & Li, ECCV 2022)."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-METHODS = {
+AVERAGE = "average"
+
+_CIFAR = {
     "msp": "MSP",
     "energy": "Energy",
     "react(90)+energy": "ReAct",
@@ -17,15 +20,38 @@ METHODS = {
     "unit_pruning(0.9)+energy": "Unit-Pruning",
     "weight_pruning(0.9)+energy": "Weight-Pruning",
 }
-"""Our detectors that have a row of their own in the paper's CIFAR tables."""
+METHODS = {
+    "cifar10": _CIFAR,
+    "cifar100": _CIFAR,
+    "imagenet": {
+        "msp": "MSP",
+        "energy": "Energy",
+        "react(threshold=1.0)+energy": "ReAct",
+        "dice(0.7)+energy": "DICE",
+        "react(threshold=1.0)+dice(0.1)+energy": "DICE + ReAct",
+    },
+}
+"""Detectors with a row of their own in the paper's main tables, by ID set."""
+
+SELECTIONS = {
+    "bottom_k(0.9)+energy": "Bottom-k",
+    "top_bottom_k(0.9)+energy": "(Top+Bottom)-k",
+    "random_k(0.9)+energy": "Random-k",
+}
+SPARSIFICATIONS = {
+    "weight_dropout(0.7)+energy": "Weight-Dropout",
+    "unit_dropout(0.7)+energy": "Unit-Dropout",
+    "weight_pruning(0.7)+energy": "Weight-Pruning",
+    "unit_pruning(0.7)+energy": "Unit-Pruning",
+}
 
 
 @dataclass(frozen=True)
 class Published:
-    """One cell of a table: FPR95 and AUROC in percent, with standard deviations where there are any."""
+    """One cell of a table: FPR95 and AUROC in percent, with standard deviations, where the paper has them."""
 
     fpr95: float
-    auroc: float
+    auroc: float | None = None
     fpr95_std: float | None = None
     auroc_std: float | None = None
 
@@ -37,17 +63,56 @@ def tables() -> dict[str, Any]:
     return content
 
 
+def without_seed(spec: str) -> str:
+    """A detector's spec less its seed: what runs that differ by chance alone have in common.
+
+    >>> without_seed("random_k(0.9, seed=3)+energy")
+    'random_k(0.9)+energy'
+    """
+    return re.sub(r",? ?seed=\d+", "", spec)
+
+
 def published(id_set: str, detector: str, ood_set: str) -> Published | None:
     """The paper's cell for a detector's spec on one pair of sets, or None where the paper has none.
 
     >>> published("cifar10", "msp", "svhn").fpr95
     47.24
     """
-    cell = tables().get(id_set, {}).get(METHODS.get(detector, ""), {}).get(ood_set)
-    if not isinstance(cell, dict) or "fpr95" not in cell:
-        return None
-    (fpr95, fpr95_std), (auroc, auroc_std) = _value(cell["fpr95"]), _value(cell["auroc"])
-    return Published(fpr95, auroc, fpr95_std, auroc_std)
+    spec = without_seed(detector)
+    cell = tables().get(id_set, {}).get(METHODS.get(id_set, {}).get(spec, ""), {}).get(ood_set)
+    if isinstance(cell, dict) and "fpr95" in cell:
+        (fpr95, fpr95_std), (auroc, auroc_std) = _value(cell["fpr95"]), _value(cell["auroc"])
+        return Published(fpr95, auroc, fpr95_std, auroc_std)
+    if spec == "dice(0.9)+msp" and id_set == "cifar10":
+        return Published(tables()["msp_with_dice_cifar10_fpr95"]["DICE+MSP"][ood_set]) if _has_msp(ood_set) else None
+    if ood_set == AVERAGE and spec in SELECTIONS:
+        value = tables()["unit_selection_fpr95"][SELECTIONS[spec]].get(id_set)
+        return None if value is None else Published(value)
+    if ood_set == AVERAGE and spec in SPARSIFICATIONS and id_set == "imagenet":
+        average = tables()["imagenet_sparsification_p0.7"][SPARSIFICATIONS[spec]][AVERAGE]
+        return Published(average["fpr95"], average["auroc"])
+    return None
+
+
+def published_sets(id_set: str) -> set[str]:
+    """The OOD sets the paper's average is over."""
+    return set(tables().get(id_set, {}).get("MSP", {})) - {AVERAGE}
+
+
+def published_sweep(id_set: str, p: float) -> dict[str, float]:
+    """Table 6: FPR95, AUROC and accuracy at one sparsity; empty where the paper has none."""
+    cell: dict[str, float] = tables()["sparsity_sweep"].get(f"p={p:g}", {}).get(id_set, {})
+    return cell
+
+
+def published_gap(id_set: str, p: float) -> float | None:
+    """Table 5: the gap between mean largest logits, which the paper has for CIFAR-100."""
+    value: float | None = tables()["mean_gap_cifar100"].get(f"{p:g}") if id_set == "cifar100" else None
+    return value
+
+
+def _has_msp(ood_set: str) -> bool:
+    return ood_set in tables()["msp_with_dice_cifar10_fpr95"]["DICE+MSP"]
 
 
 def _value(entry: Any) -> tuple[float, float | None]:

@@ -1,88 +1,260 @@
-"""Views of rows: a table for the terminal, JSON for machines."""
+"""Views of rows: one table of cells, rendered for the terminal, as Markdown, LaTeX, CSV or JSON."""
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from oodles.bench.paper import published
+from oodles.bench.paper import (
+    AVERAGE,
+    Published,
+    published,
+    published_gap,
+    published_sets,
+    published_sweep,
+    without_seed,
+)
+from oodles.bench.sweep import SweepPoint
 from oodles.files import write_bytes
 from oodles.metrics import Row
 
-AVERAGE = "average"
 
-Cells = dict[tuple[str, str], tuple[float, float]]
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table: numbers, which of them are the best, and lines of comment."""
 
-
-def pivot(rows: Sequence[Row]) -> tuple[list[str], list[str], Cells]:
-    """Detectors and OOD sets in order of appearance, and FPR95 and AUROC in percent of each pair.
-
-    The mean over the sets is under the set name ``average``.
-    """
-    detectors = list(dict.fromkeys(row.detector for row in rows))
-    sets = list(dict.fromkeys(row.ood_set for row in rows))
-    cells = {(row.detector, row.ood_set): (100 * row.fpr95, 100 * row.auroc) for row in rows}
-    for detector in detectors:
-        mine = [cells[detector, name] for name in sets if (detector, name) in cells]
-        cells[detector, AVERAGE] = fmean(cell[0] for cell in mine), fmean(cell[1] for cell in mine)
-    return detectors, sets, cells
+    numbers: tuple[str, ...]
+    best: tuple[bool, ...]
+    notes: tuple[str, ...] = ()
 
 
-def print_table(console: Console, rows: Sequence[Row], *, title: str = "", paper: str | None = None) -> None:
-    """FPR95 and AUROC of each detector on each OOD set and on average; the best of each column is bold.
+@dataclass(frozen=True)
+class View:
+    """A table ready to be rendered: a line is a label and a cell for each column."""
 
-    With ``paper`` (the name of an ID set of the paper) its figures stand beside ours where it has them.
-    What is too wide for the terminal is printed in several parts, so that no number is ever cut off.
-    """
-    detectors, sets, cells = pivot(rows)
-    columns = [*sets, AVERAGE]
-    while columns:
-        views = [_table(detectors, columns[:count], cells, title, paper) for count in range(len(columns), 0, -1)]
-        view = next((view for view in views if _width(console, view) <= console.width), views[-1])
-        console.print(view)
-        columns, title = columns[len(view.columns) - 1 :], ""
-    caption = "FPR95 / AUROC in percent: lower / higher is better, the best in bold"
-    console.print(caption + (", the paper's own figures in brackets" if paper else ""), style="italic")
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
-def _width(console: Console, view: Table) -> int:
-    return Measurement.get(console, console.options.update(max_width=1000), view).maximum
+@dataclass(frozen=True)
+class Result:
+    """FPR95 and AUROC in percent of one detector on one set, one value for each run and seed."""
+
+    fpr95: tuple[float, ...]
+    auroc: tuple[float, ...]
+    intervals: Mapping[str, tuple[float, float]]
 
 
-def _table(detectors: Sequence[str], columns: Sequence[str], cells: Cells, title: str, paper: str | None) -> Table:
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    view.add_column("detector", no_wrap=True)
-    for name in columns:
-        view.add_column(name, justify="right", no_wrap=True)
-    best = {
-        name: (
-            min(f"{cells[detector, name][0]:5.1f}" for detector in detectors).strip(),
-            max(f"{cells[detector, name][1]:5.1f}" for detector in detectors).strip(),
+def results(rows: Sequence[Row]) -> dict[tuple[str, str], Result]:
+    """Rows gathered by detector (less its seed) and OOD set; ``average`` is the mean over the sets."""
+    groups: dict[tuple[str, str], dict[tuple[str, str], Row]] = {}
+    for row in rows:
+        groups.setdefault((without_seed(row.detector), row.ood_set), {})[row.run, row.detector] = row
+    gathered = {}
+    for detector in dict.fromkeys(key[0] for key in groups):
+        mine = {key[1]: group for key, group in groups.items() if key[0] == detector}
+        for ood_set, group in mine.items():
+            intervals = next(iter(group.values())).intervals if len(group) == 1 else {}
+            gathered[detector, ood_set] = Result(
+                tuple(100 * row.fpr95 for row in group.values()),
+                tuple(100 * row.auroc for row in group.values()),
+                {name: (100 * low, 100 * high) for name, (low, high) in intervals.items()},
+            )
+        variants = dict.fromkeys(variant for group in mine.values() for variant in group)
+        gathered[detector, AVERAGE] = Result(
+            tuple(100 * fmean(group[variant].fpr95 for group in mine.values()) for variant in variants),
+            tuple(100 * fmean(group[variant].auroc for group in mine.values()) for variant in variants),
+            {},
         )
-        for name in columns
-    }
+    return gathered
+
+
+def compare(rows: Sequence[Row], *, title: str = "", paper: str | None = None) -> View:
+    """FPR95 and AUROC of each detector on each OOD set and on average; the best of each column is marked.
+
+    Detectors that differ by a seed alone, and several runs, become mean and standard deviation. With
+    ``paper`` (an ID set of the paper) its figures and the differences stand beside ours.
+    """
+    gathered = results(rows)
+    detectors = list(dict.fromkeys(key[0] for key in gathered))
+    columns = [name for name in dict.fromkeys(key[1] for key in gathered) if name != AVERAGE] + [AVERAGE]
+    same_sets = paper is not None and published_sets(paper) == set(columns) - {AVERAGE}
+    lines = []
     for detector in detectors:
-        shown = [_cell(cells[detector, name], best[name]) + _cited(paper, detector, name) for name in columns]
-        view.add_row(detector.removesuffix("+energy"), *shown)
-    return view
+        cells = []
+        for name in columns:
+            result = gathered[detector, name]
+            column = [gathered[other, name] for other in detectors]
+            winners = (
+                _shown(result.fpr95) == min(_shown(other.fpr95) for other in column),
+                _shown(result.auroc) == max(_shown(other.auroc) for other in column),
+            )
+            notes = _interval_note(result)
+            cited = published(paper, detector, name) if paper else None
+            if cited is not None:
+                notes += _paper_notes(cited, result, differ=name != AVERAGE or same_sets)
+            cells.append(Cell((_spread(result.fpr95), _spread(result.auroc)), winners, notes))
+        lines.append((detector.removesuffix("+energy"), tuple(cells)))
+    caption = "FPR95 / AUROC in percent: lower / higher is better, the best in bold"
+    if paper:
+        caption += "; in brackets the paper's figures and ours less theirs"
+        caption += "" if same_sets else " (its average is over other sets)"
+    return View(title, caption, tuple(columns), tuple(lines))
 
 
-def write_json(rows: Sequence[Row], path: Path) -> None:
-    """All rows as a JSON list."""
-    write_bytes(path, (json.dumps([row.as_dict() for row in rows], indent=1) + "\n").encode())
+def only(view: View, *columns: str) -> View:
+    """The same table with some of its columns."""
+    kept = [view.columns.index(column) for column in columns]
+    lines = tuple((label, tuple(cells[index] for index in kept)) for label, cells in view.lines)
+    return replace(view, columns=columns, lines=lines)
 
 
-def _cell(values: tuple[float, float], best: tuple[str, str]) -> str:
-    texts = [f"{value:.1f}" for value in values]
-    marked = [f"[bold]{text}[/bold]" if text == winner else text for text, winner in zip(texts, best, strict=True)]
-    return "/".join(marked)
+def sweep_view(points: Sequence[SweepPoint], *, title: str = "", paper: str | None = None) -> View:
+    """Sparsity against the averages over sets and runs, the accuracy of the sparse layer, spread and gap."""
+    lines = []
+    for p in dict.fromkeys(point.p for point in points):
+        same = [point for point in points if point.p == p]
+        rows = [row for point in same for row in point.rows]
+        accuracies = [point.accuracy for point in same if point.accuracy is not None]
+        theirs = published_sweep(paper, p) if paper else {}
+        values: list[tuple[str, float | None]] = [
+            (f"{100 * fmean(row.fpr95 for row in rows):.2f}", theirs.get("fpr95")),
+            (f"{100 * fmean(row.auroc for row in rows):.2f}", theirs.get("auroc")),
+            (f"{100 * fmean(accuracies):.2f}" if accuracies else "-", theirs.get("accuracy")),
+            (f"{fmean(value for point in same for value in point.spread.values()):.3f}", None),
+            (f"{fmean(value for point in same for value in point.gap.values()):.2f}", published_gap(paper or "", p)),
+        ]
+        cells = [Cell((text,), (False,), () if cited is None else (f"({cited:.2f})",)) for text, cited in values]
+        lines.append((f"p={p:g}", tuple(cells)))
+    caption = (
+        "DICE with energy, averages over the sets: FPR95, AUROC and the sparse layer's accuracy in percent; spread = "
+        "std of OOD energies / mean ID energy; gap = mean largest logit, ID less OOD"
+    )
+    if paper:
+        caption += "; the paper's figures, over its own sets, in brackets"
+    return View(title, caption, ("FPR95", "AUROC", "accuracy", "spread", "gap"), tuple(lines))
 
 
-def _cited(id_set: str | None, detector: str, ood_set: str) -> str:
-    cell = None if id_set is None or ood_set == AVERAGE else published(id_set, detector, ood_set)
-    return f"\n[dim]({cell.fpr95:.1f}/{cell.auroc:.1f})[/dim]" if cell else ""
+# Rendering ------------------------------------------------------------------------------------------
+
+
+def print_view(console: Console, view: View) -> None:
+    """Print a table; what is too wide for the terminal is printed in parts, so that no number is cut off."""
+    start, title = 0, view.title
+    while start < len(view.columns):
+        counts = range(len(view.columns) - start, 0, -1)
+        parts = [(count, _rich(view, start, start + count, title)) for count in counts]
+        count, part = next((pair for pair in parts if _width(console, pair[1]) <= console.width), parts[-1])
+        console.print(part)
+        start, title = start + count, ""
+    console.print(view.caption, style="italic")
+
+
+def markdown(view: View) -> str:
+    """The table in Markdown."""
+    lines = [f"| | {' | '.join(view.columns)} |", "|---|" + "---|" * len(view.columns)]
+    for label, cells in view.lines:
+        texts = ["<br>".join([_mark(cell, " / ", "**{}**".format), *cell.notes]) for cell in cells]
+        lines.append(f"| {label} | {' | '.join(texts)} |")
+    return "\n".join([*lines, "", f"*{view.caption}.*", ""])
+
+
+def latex(view: View) -> str:
+    """The table in LaTeX, for the booktabs package."""
+    head = " & ".join(["", *(_escape(column) for column in view.columns)]) + r" \\"
+    lines = []
+    for label, cells in view.lines:
+        texts = [" ".join([_mark(cell, " / ", r"\textbf{{{}}}".format), *map(_escape, cell.notes)]) for cell in cells]
+        lines.append(" & ".join([_escape(label), *(text.replace("±", r"$\pm$") for text in texts)]) + r" \\")
+    body = "\n".join(["\\toprule", head, "\\midrule", *lines, "\\bottomrule"])
+    return f"% {view.caption}\n\\begin{{tabular}}{{l{'r' * len(view.columns)}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV, one line each; intervals as two columns where there are any."""
+    names = [field.name for field in fields(Row) if field.name != "intervals"]
+    bounds = sorted({name for row in rows for name in row.intervals})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, *(f"{name}_{end}" for name in bounds for end in ("low", "high"))])
+    for row in rows:
+        ends = [end for name in bounds for end in row.intervals.get(name, ("", ""))]
+        writer.writerow([*(getattr(row, name) for name in names), *ends])
+    return text.getvalue()
+
+
+def rows_json(rows: Sequence[Row]) -> str:
+    """Rows as a JSON list."""
+    return json.dumps([row.as_dict() for row in rows], indent=1) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a rendered table, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def _rich(view: View, start: int, stop: int, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in view.columns[start:stop]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for label, cells in view.lines:
+        texts = [
+            "\n".join(
+                [_mark(cell, "/", "[bold]{}[/bold]".format), *(f"[dim]{_literal(note)}[/dim]" for note in cell.notes)]
+            )
+            for cell in cells[start:stop]
+        ]
+        table.add_row(label, *texts)
+    return table
+
+
+def _literal(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=1000), table).maximum
+
+
+def _mark(cell: Cell, between: str, bold: Callable[[str], str]) -> str:
+    marked = [bold(text) if best else text for text, best in zip(cell.numbers, cell.best, strict=True)]
+    return between.join(marked)
+
+
+def _shown(values: Sequence[float]) -> float:
+    return round(fmean(values), 1)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.1f}" + (f"±{stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def _interval_note(result: Result) -> tuple[str, ...]:
+    if not result.intervals:
+        return ()
+    ends = [result.intervals[name] for name in ("fpr95", "auroc")]
+    return ("/".join(f"[{low:.1f}, {high:.1f}]" for low, high in ends),)
+
+
+def _paper_notes(cited: Published, result: Result, *, differ: bool) -> tuple[str, ...]:
+    theirs = [cited.fpr95] + ([] if cited.auroc is None else [cited.auroc])
+    ours = [fmean(result.fpr95), fmean(result.auroc)]
+    note = "(" + "/".join(f"{value:.1f}" for value in theirs) + ")"
+    if not differ:
+        return (note,)
+    return note, "/".join(f"{mine - value:+.1f}" for mine, value in zip(ours, theirs, strict=False))
+
+
+def _escape(text: str) -> str:
+    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")

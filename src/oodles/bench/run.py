@@ -1,11 +1,11 @@
 """``benchmark``: every detector on every set, from features that were extracted once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from oodles.detectors import Detector
+from oodles.detectors import Detector, fit_together
 from oodles.errors import DataError
 from oodles.features import Features
-from oodles.metrics import Row, evaluate
+from oodles.metrics import Names, Row, evaluate
 
 
 def benchmark(
@@ -15,31 +15,22 @@ def benchmark(
     test: Features,
     ood: Mapping[str, Features],
     id_set: str = "id",
+    run: str = "",
     bootstrap: int = 0,
-    done: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """Fit each detector on ``train`` and tell ID ``test`` rows from each OOD set; one row a pair.
 
-    Rows carry the detector's spec, or the name it is given under. ``bootstrap`` resamples add 95 %
-    intervals. ``done`` is called with each detector's name when its rows are there.
+    All detectors learn in one pass over ``train``. Rows carry the detector's spec, or the name it is given
+    under. ``bootstrap`` resamples add 95 % intervals. ``run`` names the checkpoint where several are compared.
     """
     if not ood:
         raise DataError("there is no OOD set to tell the ID rows from; give at least one")
     named = detectors if isinstance(detectors, Mapping) else {detector.spec: detector for detector in detectors}
+    fit_together(list(named.values()), train)
     rows = []
     for name, detector in named.items():
-        id_scores = detector.fit(train).score(test)
-        rows += [
-            evaluate(
-                id_scores,
-                detector.score(features),
-                detector=name,
-                id_set=id_set,
-                ood_set=ood_set,
-                bootstrap=bootstrap,
-            )
-            for ood_set, features in ood.items()
-        ]
-        if done is not None:
-            done(name)
+        id_scores = detector.score(test)
+        for ood_set, features in ood.items():
+            names = Names(detector=name, id_set=id_set, ood_set=ood_set, run=run)
+            rows.append(evaluate(id_scores, detector.score(features), **names, bootstrap=bootstrap))
     return rows

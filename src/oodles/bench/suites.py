@@ -1,74 +1,86 @@
 """Suites: the paper's experiments as records, run on whatever of their data is present."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from oodles.bench.datasets import CIFAR, ImageSet, Transform, open_images, read_cifar
+from oodles.bench.datasets import CIFAR, IMAGENET, Transform
+from oodles.bench.readers import ImageSet, first_per_class, is_there, open_images
 from oodles.errors import ArgumentError, DataError
+
+Places = tuple[str, ...]
+"""Where a set may lie below the data folder; the first that is there counts, since archives unpack in many ways."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One experiment: the network, where its ID and OOD images lie under the data folder, the transform."""
+    """One experiment: its network, where its ID and OOD images lie, the transform, the paper's settings.
+
+    ``detectors`` are those of the paper's main table at its hyperparameters, ``p`` its sparsity for DICE
+    and the ablations. ``extra`` sets are run where they are there, but are none of the paper's.
+    ``per_class`` names the sets of which only the first so many images of each class are used.
+    """
 
     name: str
     model: str
     classes: int
-    train: str
-    test: str
-    ood: Mapping[str, str]
+    train: Places
+    test: Places
+    ood: Mapping[str, Places]
     transform: Transform
+    detectors: tuple[str, ...]
+    p: float
+    extra: Mapping[str, Places] = field(default_factory=dict)
+    per_class: Mapping[str, int] = field(default_factory=dict)
 
-    def open_id(self, data: Path) -> tuple[ImageSet, ImageSet]:
-        """ID training and test images."""
-        missing = [part for part in (self.train, self.test) if not (data / part).exists()]
-        if missing:
-            raise DataError(f"{data} has no {missing[0]}, which the suite {self.name} needs")
-        return open_images(data / self.train), read_cifar(data / self.test)
-
-    def open_ood(self, data: Path) -> dict[str, ImageSet]:
-        """The OOD sets that are there."""
-        return {name: open_images(data / part) for name, part in self.ood.items() if (data / part).exists()}
+    def found(self, data: Path) -> dict[str, Path | None]:
+        """Where each part is (``train``, ``test``, every OOD set), or None where it is not."""
+        parts = {"train": self.train, "test": self.test, **self.ood, **self.extra}
+        return {name: _find(data, places) for name, places in parts.items()}
 
     def missing(self, data: Path) -> list[str]:
-        """The names of the OOD sets that are not there."""
-        return [name for name, part in self.ood.items() if not (data / part).exists()]
+        """The names of the paper's OOD sets that are not there."""
+        return [name for name, places in self.ood.items() if _find(data, places) is None]
 
+    def open_id(self, data: Path) -> tuple[ImageSet, ImageSet]:
+        """ID training and test images, of the suite's classes and no others."""
+        paths = [(_find(data, places), places) for places in (self.train, self.test)]
+        for path, places in paths:
+            if path is None:
+                raise DataError(f"{data} has no {' or '.join(places)}, which the suite {self.name} needs")
+        train, test = (self._open_labelled(path) for path, _ in paths if path is not None)
+        if train.classes != test.classes:
+            odd = min({*train.classes} ^ {*test.classes})
+            raise DataError(
+                f"{data}: the training and test images of {self.name} lie in different class folders "
+                f"(only one of the two has {odd}), so their labels would not agree"
+            )
+        return train, test
 
-_CIFAR_OOD = {
-    "svhn": "svhn/test_32x32.mat",
-    "lsun_crop": "LSUN/test",
-    "lsun_resize": "LSUN_resize",
-    "isun": "iSUN",
-    "textures": "dtd/images",
-    "places365": "places365/images",
-    "places_crop": "places_crop/images",
-}
+    def open_ood(self, data: Path) -> dict[str, ImageSet]:
+        """The OOD sets that are there, the paper's and the extra ones."""
+        paths = {name: _find(data, places) for name, places in {**self.ood, **self.extra}.items()}
+        sets = {name: open_images(path) for name, path in paths.items() if path is not None}
+        return {
+            name: first_per_class(images, self.per_class[name]) if name in self.per_class else images
+            for name, images in sets.items()
+        }
 
-SUITES = {
-    suite.name: suite
-    for suite in (
-        Suite(
-            name="cifar10",
-            model="oodles.models:densenet101(num_classes=10)",
-            classes=10,
-            train="cifar-10-batches-py",
-            test="cifar-10-batches-py/test_batch",
-            ood=_CIFAR_OOD,
-            transform=CIFAR,
-        ),
-        Suite(
-            name="cifar100",
-            model="oodles.models:densenet101(num_classes=100)",
-            classes=100,
-            train="cifar-100-python/train",
-            test="cifar-100-python/test",
-            ood=_CIFAR_OOD,
-            transform=CIFAR,
-        ),
-    )
-}
+    def _open_labelled(self, path: Path) -> ImageSet:
+        images = open_images(path)
+        if images.labels is None:
+            raise DataError(f"{path} does not hold a folder for each class; sort its images into such folders")
+        if images.classes and len(images.classes) != self.classes:
+            raise DataError(
+                f"{path} has {len(images.classes)} class folders, but {self.name} has {self.classes} classes"
+            )
+        low, high = int(images.labels.min()), int(images.labels.max())
+        if low < 0 or high >= self.classes:
+            raise DataError(
+                f"{path} has labels from {low} to {high}, but {self.name} has {self.classes} classes; "
+                "is it another dataset?"
+            )
+        return images
 
 
 def suite(name: str) -> Suite:
@@ -76,3 +88,58 @@ def suite(name: str) -> Suite:
     if name not in SUITES:
         raise ArgumentError(f"{name!r} is no suite; there are {', '.join(SUITES)}")
     return SUITES[name]
+
+
+def _find(data: Path, places: Places) -> Path | None:
+    return next((data / place for place in places if is_there(data / place)), None)
+
+
+def _cifar(classes: int, train: str, test: str) -> Suite:
+    """The two CIFAR experiments differ in their ID images and the number of classes alone."""
+    return Suite(
+        name=f"cifar{classes}",
+        model=f"oodles.models:densenet101(num_classes={classes})",
+        classes=classes,
+        train=(train,),
+        test=(test,),
+        ood={
+            "svhn": ("svhn/test_32x32.mat", "svhn/selected_test_32x32.mat"),
+            "lsun_crop": ("LSUN/test", "LSUN"),
+            "lsun_resize": ("LSUN_resize",),
+            "isun": ("iSUN/iSUN_patches", "iSUN"),
+            "textures": ("dtd/images",),
+            "places365": ("places365/test_subset", "places365/images", "places365"),
+        },
+        transform=CIFAR,
+        detectors=("msp", "energy", "react(90)", "dice(0.9)"),
+        p=0.9,
+        extra={"places_crop": ("places_crop/images",)},
+        per_class={"svhn": 1000},
+    )
+
+
+_IMAGENET = Suite(
+    name="imagenet",
+    model="oodles.models:resnet50()",
+    classes=1000,
+    train=("imagenet/train", "imagenet/train.zip", "imagenet.zip/train"),
+    test=("imagenet/val", "imagenet/val.zip", "imagenet.zip/val"),
+    ood={
+        "inaturalist": ("iNaturalist/images", "iNaturalist"),
+        "sun": ("SUN/images", "SUN"),
+        "places": ("Places/images", "Places"),
+        "textures": ("dtd/images",),
+    },
+    transform=IMAGENET,
+    detectors=("msp", "energy", "react(threshold=1.0)", "dice(0.7)", "react(threshold=1.0)+dice(0.1)"),
+    p=0.7,
+)
+
+SUITES = {
+    record.name: record
+    for record in (
+        _cifar(10, "cifar-10-batches-py", "cifar-10-batches-py/test_batch"),
+        _cifar(100, "cifar-100-python/train", "cifar-100-python/test"),
+        _IMAGENET,
+    )
+}

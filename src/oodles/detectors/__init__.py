@@ -1,6 +1,6 @@
 """The detectors: they see ``Features`` and give scores, never a model or a loader."""
 
-from oodles.detectors.base import Detector
+from oodles.detectors.base import Detector, fit_together
 from oodles.detectors.logit import DICE, MSP, Energy, Entropy, LogitDetector, MaxLogit, ReAct
 from oodles.detectors.parse import STAGES, detector_list, load_detector, parse
 from oodles.detectors.stages import (
@@ -39,6 +39,7 @@ __all__ = [
     "WeightDropout",
     "WeightPruning",
     "detector_list",
+    "fit_together",
     "load_detector",
     "parse",
 ]

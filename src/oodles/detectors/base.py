@@ -2,7 +2,7 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,10 +84,8 @@ class Detector(Described):
 
     def fit(self, features: Features) -> Self:
         """Learn from ID training features, forgetting whatever was learned before."""
-        self._statistics = None
-        for batch in features.batches():
-            self.partial_fit(batch)
-        return self.finish()
+        fit_together([self], features)
+        return self
 
     def partial_fit(self, batch: Features) -> Self:
         """Add one batch; :meth:`finish` ends the fold."""
@@ -190,6 +188,17 @@ class Detector(Described):
 
 
 INPUTS = ("embedding", "logits")
+
+
+def fit_together(detectors: Sequence[Detector], features: Features) -> None:
+    """Fit several detectors in one pass over the features, which may be larger than memory."""
+    for detector in detectors:
+        detector._statistics = None
+    for batch in features.batches():
+        for detector in detectors:
+            detector.partial_fit(batch)
+    for detector in detectors:
+        detector.finish()
 
 
 def save_detector(detector: Detector, folder: Path) -> None:

@@ -100,6 +100,14 @@ class LogitDetector(Detector):
         scores: Tensor = self.scoring(logits)
         return scores
 
+    def with_p(self, p: float) -> "LogitDetector":
+        """The same detector, not fitted, with another sparsity."""
+        if self.sparsify is None:
+            raise ArgumentError(f"{self} has no sparsifier, so no p to choose")
+        sparsify = type(self.sparsify)(**{**self.sparsify.arguments(), "p": p})
+        score = partial(self.scoring.function, **self.scoring.settings)
+        return LogitDetector(shape=self._shapes(), sparsify=sparsify, score=score)
+
     def _stages(self) -> tuple[Stage, ...]:
         return (*self._shapes(), self.sparsify) if self.sparsify is not None else self._shapes()
 

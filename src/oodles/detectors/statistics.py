@@ -46,5 +46,51 @@ class Mean:
         return self.sum / self.count
 
 
+class Moments:
+    """Mean and covariance of the columns, in float64, centred as they stream (Chan's update).
+
+    >>> part = Moments()
+    >>> part.add(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
+    >>> part.covariance()
+    tensor([[1., 2.],
+            [2., 4.]], dtype=torch.float64)
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean = torch.zeros(())
+        self._scatter = torch.zeros(())
+
+    def add(self, values: Tensor) -> None:
+        """Add the rows of one batch."""
+        rows = values.detach().double().cpu()
+        mean = rows.mean(dim=0)
+        centred = rows - mean
+        self._take(len(rows), mean, centred.T @ centred)
+
+    def merge(self, other: "Moments") -> None:
+        """Add another's rows."""
+        if other.count:
+            self._take(other.count, other._mean, other._scatter)
+
+    def mean(self) -> Tensor:
+        """The mean of each column."""
+        return self._mean
+
+    def covariance(self) -> Tensor:
+        """The covariance matrix, divided by the number of rows."""
+        return self._scatter / self.count
+
+    def _take(self, count: int, mean: Tensor, scatter: Tensor) -> None:
+        if self.count == 0:
+            self.count, self._mean, self._scatter = count, mean.clone(), scatter.clone()
+            return
+        total = self.count + count
+        step = mean - self._mean
+        self._scatter = self._scatter + scatter + torch.outer(step, step) * (self.count * count / total)
+        self._mean = self._mean + step * (count / total)
+        self.count = total
+
+
 EMBEDDING_STATISTICS: dict[str, type[Mean] | type[Quantiles]] = {"mean": Mean, "activations": Quantiles}
 """Statistics of embeddings by name: the mean of each unit, and the quantiles of all activations together."""

@@ -1,0 +1,35 @@
+"""Which detectors each of the paper's tables compares."""
+
+from collections.abc import Sequence
+
+from oodles.errors import ArgumentError
+
+SEEDS = range(5)
+
+TABLES = {
+    "main": "every detector on every set (tables 1, 2, 8, 9)",
+    "sparsification": "other ways to sparsify the same layer (table 3, lower halves of 8 and 9)",
+    "selection": "which contributions to keep (table 4)",
+    "sweep": "sparsity p against FPR95, AUROC, accuracy, spread and mean gap (tables 5 and 6, figure 3)",
+    "msp": "DICE under the softmax score (table 7)",
+}
+
+
+def detectors_of(table: str, main: Sequence[str], p: float) -> list[str]:
+    """The specs of a table's rows, at sparsity ``p``; random ones once for each of five seeds."""
+    seeded = {
+        name: [f"{name}({p}, seed={seed})" for seed in SEEDS] for name in ("unit_dropout", "weight_dropout", "random_k")
+    }
+    match table:
+        case "main":
+            return list(main)
+        case "sparsification":
+            chance = [*seeded["unit_dropout"], *seeded["weight_dropout"]]
+            return [*chance, f"unit_pruning({p})", f"weight_pruning({p})", f"dice({p})"]
+        case "selection":
+            return [f"bottom_k({p})", f"top_bottom_k({p})", *seeded["random_k"], f"dice({p})"]
+        case "msp":
+            return ["msp", f"dice({p})+msp"]
+        case "sweep":
+            return []
+    raise ArgumentError(f"{table!r} is no table; there are {', '.join(TABLES)}")
