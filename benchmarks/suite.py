@@ -1,0 +1,61 @@
+"""`oodles bench cifar10` with every table beside one bare pass of the network over the same images.
+
+Needs the data: ``OODLES_DATA``, or ``../shared/data``.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from oodles.bench.datasets import ImageLoader
+from oodles.bench.experiment import Extraction, run_tables
+from oodles.bench.suites import SUITES
+from oodles.bench.tables import TABLES
+from oodles.extraction import split_batch
+from oodles.models import densenet101, load_checkpoint
+
+LIMIT = int(os.environ.get("OODLES_BENCH_LIMIT", "1000"))
+
+
+def main() -> None:
+    """Print the ratios: everything over the bare pass, and again from the store."""
+    data = Path(os.environ.get("OODLES_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not data.is_dir():
+        print(f"no data at {data}: the suite is not timed")
+        return
+    record = SUITES["cifar10"]
+    network = densenet101(10)
+    load_checkpoint(network, data / "checkpoints" / "densenet101-cifar10.pth.tar")
+    network.eval()
+    train, test = record.open_id(data)
+    sets = {name: part.sample(LIMIT) for name, part in {"train": train, "test": test, **record.open_ood(data)}.items()}
+    images = [split_batch(batch)[0] for part in sets.values() for batch in ImageLoader(part, record.transform)]
+
+    def bare() -> None:
+        with torch.no_grad():
+            for batch in images:
+                for part in torch.split(batch, 32):
+                    network(part.contiguous(memory_format=torch.channels_last))
+
+    def whole(store: Path) -> None:
+        features = Extraction(record.transform, store).features(network, sets)
+        run_tables(list(TABLES), features, main=record.detectors, p=record.p, id_set="cifar10")
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        network(images[0][:32])
+        times = [_seconds(bare), _seconds(lambda: whole(store)), _seconds(bare), _seconds(lambda: whole(store))]
+    count = sum(len(batch) for batch in images)
+    mean = (times[0] + times[2]) / 2
+    print(f"bench with all tables takes {times[1] / mean:.2f} times a bare pass over its {count:,} images")
+    print(f"again from the store: {times[3] / mean:.3f} times a bare pass ({times[3]:.1f} s)")
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
