@@ -251,10 +251,10 @@ def test_unknown_conventions_are_refused() -> None:
 
 
 def test_a_row_says_what_it_is_of() -> None:
-    row = metrics.evaluate([2.0, 3.0, 4.0], [1.0], detector="dice", id_set="cifar10", ood_set="svhn")
+    row = metrics.evaluate([2.0, 3.0, 4.0], [1.0], detector="dice", id_set="cifar10", ood_set="svhn", run="first")
     certain = dict.fromkeys(("auroc", "aupr_id", "aupr_ood"), 1.0)
     perfect = dict.fromkeys(("fpr95", "fpr95_ood", "detection_error"), 0.0)
-    names = {"detector": "dice", "id_set": "cifar10", "ood_set": "svhn"}
+    names = {"detector": "dice", "id_set": "cifar10", "ood_set": "svhn", "run": "first"}
     assert row.as_dict() == names | {"n_id": 3, "n_ood": 1, "intervals": {}} | certain | perfect
 
 

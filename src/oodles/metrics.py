@@ -265,29 +265,35 @@ class _Sweep:
         return totals
 
     def _tied(self, start: int, is_ood: Array, ends: Array, ood_before: int) -> _Totals:
-        """A block with equal scores: the same sums over groups, with how many ID and OOD scores each holds."""
-        ends = np.append(ends, len(is_ood) - 1)
-        all_to = ends + (start + 1.0)
-        ood_to = np.cumsum(is_ood, dtype=np.float64)[ends] + ood_before
-        all_from = np.concatenate([[float(start)], all_to[:-1]])
-        ood_from = np.concatenate([[float(ood_before)], ood_to[:-1]])
-        id_from, id_to = all_from - ood_from, all_to - ood_to
-        ids, oods = id_to - id_from, ood_to - ood_from
+        """A block with equal scores: the same sums over groups, whose edges count what lies below them."""
+        groups = len(ends) + 1
+        all_edge, ood_edge = np.empty(groups + 1), np.empty(groups + 1)
+        all_edge[0], ood_edge[0] = start, ood_before
+        all_edge[-1] = start + len(is_ood)
+        np.add(ends, start + 1.0, out=all_edge[1:-1])
+        upto = np.cumsum(is_ood, dtype=np.float64)
+        upto += ood_before
+        np.take(upto, ends, out=ood_edge[1:-1])
+        ood_edge[-1] = upto[-1]
+        id_edge = all_edge - ood_edge
+        ids, oods = np.diff(id_edge), np.diff(ood_edge)
+        left = self.n_id - id_edge[:-1]
+        left /= self.n - all_edge[:-1]
         totals = _Totals(
-            ranks=float(np.dot(ids, ood_from + ood_to)) / 2,
-            precision_id=float(np.dot(ids, (self.n_id - id_from) / (self.n - all_from))),
-            precision_ood=float(np.dot(oods, ood_to / all_to)),
-            gap=float((ood_from / self.n_ood - id_from / self.n_id).max()),
+            ranks=float(np.dot(ids, ood_edge[:-1]) + np.dot(ids, ood_edge[1:])) / 2,
+            precision_id=float(np.dot(ids, left)),
+            precision_ood=float(np.dot(oods, ood_edge[1:] / all_edge[1:])),
+            gap=float((ood_edge[:-1] * (1 / self.n_ood) - id_edge[:-1] * (1 / self.n_id)).max()),
             ties=True,
         )
         wanted = self.n_id - _at_least(0.95, self.n_id)
-        if id_from[0] <= wanted < id_to[-1]:
-            at = int(np.searchsorted(id_to, wanted, side="right"))
-            totals.accepted_ood = self.n_ood - float(ood_from[at])
+        if id_edge[0] <= wanted < id_edge[-1]:
+            at = int(np.searchsorted(id_edge[1:], wanted, side="right"))
+            totals.accepted_ood = self.n_ood - float(ood_edge[at])
         wanted = _at_least(0.95, self.n_ood) - 1
-        if ood_from[0] <= wanted < ood_to[-1]:
-            at = int(np.searchsorted(ood_to, wanted, side="right"))
-            totals.rejected_id = float(id_to[at])
+        if ood_edge[0] <= wanted < ood_edge[-1]:
+            at = int(np.searchsorted(ood_edge[1:], wanted, side="right"))
+            totals.rejected_id = float(id_edge[at + 1])
         return totals
 
     def _group_end(self, index: int) -> int:

@@ -12,6 +12,7 @@ against its SHA-256 the first time its rows are touched.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -118,7 +119,17 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self.shards:
+            self._sweep()
         self._lock.release()
+
+    def _sweep(self) -> None:
+        """Leave nothing behind of a store that failed before its first shard was whole."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        for stray in (*self.path.glob("head-*.safetensors"), self.path / ".lock"):
+            stray.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
 
     @property
     def complete(self) -> bool:

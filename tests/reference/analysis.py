@@ -1,0 +1,56 @@
+"""What is said of contributions, from the contributions themselves: an array of rows x units for each class."""
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+def contributions(weight: Array, embedding: Array, label: int) -> Array:
+    """``W[c, i] * h[n, i]`` for one class; ``(n, m)``."""
+    values = np.zeros(embedding.shape)
+    for n in range(embedding.shape[0]):
+        for i in range(embedding.shape[1]):
+            values[n, i] = float(weight[label, i]) * float(embedding[n, i])
+    return values
+
+
+def covariance(values: Array) -> Array:
+    """Entry by entry; divided by the number of rows."""
+    rows, columns = values.shape
+    means = [sum(values[n, i] for n in range(rows)) / rows for i in range(columns)]
+    matrix = np.zeros((columns, columns))
+    for i in range(columns):
+        for j in range(columns):
+            matrix[i, j] = sum((values[n, i] - means[i]) * (values[n, j] - means[j]) for n in range(rows)) / rows
+    return matrix
+
+
+def id_order(weight: Array, id_embedding: Array, label: int) -> list[int]:
+    """Units by mean ID contribution, ties by number."""
+    means = contributions(weight, id_embedding, label).mean(axis=0)
+    return sorted(range(len(means)), key=lambda i: (means[i], i))
+
+
+def outputs(weight: Array, bias: Array, mask: Mask, embedding: Array, label: int) -> tuple[Array, Array]:
+    """The outputs of a class with all weights and with the kept ones."""
+    values = contributions(weight, embedding, label)
+    kept = [i for i in range(values.shape[1]) if mask[label, i]]
+    return values.sum(axis=1) + bias[label], values[:, kept].sum(axis=1) + bias[label]
+
+
+def reduction(weight: Array, mask: Mask, embedding: Array, label: int) -> dict[str, float]:
+    """The paper's remark, term by term: variances of dropped units and sums over pairs of units."""
+    matrix = covariance(contributions(weight, embedding, label))
+    units = range(len(matrix))
+    dropped = sum(matrix[i, i] for i in units if not mask[label, i])
+    pairs = [(i, j) for i in units for j in units if i < j]
+    cross_all = 2 * sum(matrix[i, j] for i, j in pairs)
+    cross_kept = 2 * sum(matrix[i, j] for i, j in pairs if mask[label, i] and mask[label, j])
+    return {
+        "independent": dropped,
+        "cross_all": cross_all,
+        "cross_kept": cross_kept,
+        "correlated": dropped + cross_all - cross_kept,
+    }
