@@ -1,5 +1,7 @@
 """``Moments``: the same mean and covariance as NumPy's, however the rows arrive."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def assert_is(moments, rows, *, rtol=1e-10):
 def test_any_split_into_batches_gives_numpys_mean_and_covariance(count, width, seed, cuts):
     rows = rows_of(count, width, seed=seed)
     ends = sorted({0, count, *(cut for cut in cuts if cut < count)})
-    assert_is(folded(rows[a:b] for a, b in zip(ends, ends[1:], strict=False)), rows)
+    assert_is(folded(rows[a:b] for a, b in itertools.pairwise(ends)), rows)
 
 
 @given(seed=st.integers(0, 999), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5), order=st.randoms())

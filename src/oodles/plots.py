@@ -71,7 +71,9 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0)
         for axis, (title, (on_id, on_ood)) in zip(axes, panels.items(), strict=True):
-            bins = _bins(np.concatenate([on_id, on_ood]), 50)
+            # few rows make a ragged histogram of many bins
+            count = int(np.clip(2 * np.sqrt(min(len(on_id), len(on_ood))), 12, 50))
+            bins = _bins(np.concatenate([on_id, on_ood]), count)
             for values, colour, label in ((on_id, ID_COLOUR, "ID"), (on_ood, OOD_COLOURS[0], "OOD")):
                 axis.hist(values, bins, density=True, color=colour, alpha=0.45, label=label)
                 axis.hist(values, bins, density=True, color=colour, histtype="step", linewidth=1.2)
