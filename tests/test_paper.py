@@ -35,17 +35,23 @@ def test_every_table_is_the_one_that_was_copied_out_of_the_paper(data):
         assert ours[name] == table, name
 
 
+# rows of the paper's own tables whose stated average is not that of their cells
+ODD = {("cifar10", "ReAct"), ("cifar100", "Mahalanobis"), ("cifar100", "ReAct")}
+
+
 @pytest.mark.parametrize("id_set", ["cifar10", "cifar100", "imagenet"])
 def test_averages_are_those_of_their_rows(id_set):
     # a slip in a digit shows here even where the source is not at hand; the paper rounds to hundredths
     for method, cells in tables()[id_set].items():
+        if (id_set, method) in ODD:
+            continue
         sets = [name for name in cells if name != AVERAGE]
         for metric in ("fpr95", "auroc"):
             values = [cells[name][metric] for name in sets]
             values = [value["mean"] if isinstance(value, dict) else value for value in values]
             stated = cells[AVERAGE][metric]
             stated = stated["mean"] if isinstance(stated, dict) else stated
-            assert sum(values) / len(values) == pytest.approx(stated, abs=1.0), (method, metric)
+            assert sum(values) / len(values) == pytest.approx(stated, abs=0.02), (method, metric)
 
 
 @pytest.mark.parametrize(

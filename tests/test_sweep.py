@@ -51,7 +51,7 @@ def sets():
 
 def test_the_grids_are_the_papers():
     assert PAPER_GRID == (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
-    assert SWEEP_GRID == (0.0, *PAPER_GRID)
+    assert (0.0, *PAPER_GRID) == SWEEP_GRID
 
 
 def test_rows_are_those_of_detectors_fitted_one_by_one(sets):

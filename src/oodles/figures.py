@@ -45,12 +45,12 @@ def draw_figures(
     head = head_of(train)
     name = f"class {label}"
     id_moments, ood_moments = moments(train), moments(ood[shown])
+    order = units(head, id_moments, ood_moments, label)
     # the paper's pictures are of ID data of the class itself
     own = test if test.labels is None or not test.labels.eq(label).any() else test[test.labels.eq(label)]
     own_moments = moments(own)
     mask = dice_mask(head, id_moments, p)
     kept_from = head.width - int(mask[label].sum())
-    order = units(head, id_moments, ood_moments, label)
     class_units = units(head, id_moments, own_moments, label)
     written: list[Path] = []
 

@@ -1,6 +1,7 @@
 """Arrays on an axis. Nothing is computed here beyond what a picture needs."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
-        colours = (ID_COLOUR, *OOD_COLOURS)
+        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
         for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
             index = np.arange(len(mean))
             axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
@@ -93,7 +94,7 @@ def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Ma
             (axes[0], fpr95, "FPR95 (%)"),
             (axes[1], spread, "std of OOD scores / mean ID score"),
         ):
-            for colour, (name, values) in zip(OOD_COLOURS, curves.items(), strict=False):
+            for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
                 axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
             mean = np.mean(list(curves.values()), axis=0)
             axis.plot(places, mean, color="black", marker="s", markersize=4, linewidth=2, label="average")
@@ -157,8 +158,10 @@ def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all; the suffix says the format."""
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    write_with(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip("."), metadata=metadata))
+    kind = path.suffix.lstrip(".")
+    metadata = {"Date": None} if kind == "svg" else None
+    with mpl.rc_context(STYLE):  # the names inside an SVG are drawn when it is written
+        write_with(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))
 
 
 def _panels(count: int, *, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
@@ -174,6 +177,8 @@ def _legend(figure: Figure, axis: Axes) -> None:
 
 def _bins(values: Array, count: int) -> list[float]:
     low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
+    if low == high:
+        low, high = low - 0.5, high + 0.5
     edges: list[float] = np.linspace(low, high, count).tolist()
     return edges
 
@@ -182,6 +187,6 @@ def _histograms(axis: Axes, id_scores: Array, ood: Mapping[str, Array]) -> None:
     bins = _bins(np.concatenate([id_scores, *ood.values()]), 60)
     weights = np.full(len(id_scores), 1 / len(id_scores))
     axis.hist(id_scores, bins, weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
-    for colour, (name, values) in zip(OOD_COLOURS, ood.items(), strict=False):
+    for colour, (name, values) in zip(cycle(OOD_COLOURS), ood.items(), strict=False):
         weights = np.full(len(values), 1 / len(values))
         axis.hist(values, bins, weights=weights, histtype="step", linewidth=1.4, color=colour, label=name)

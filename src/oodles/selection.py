@@ -91,7 +91,7 @@ def auroc_standard_error(auroc: float, n_id: int, n_ood: int) -> float:
     """Hanley and McNeil's standard error of an AUROC, from the counts alone.
 
     >>> round(auroc_standard_error(0.9, 100, 100), 4)
-    0.0221
+    0.0226
     """
     q1, q2 = auroc / (2 - auroc), 2 * auroc**2 / (1 + auroc)
     variance = auroc * (1 - auroc) + (n_id - 1) * (q1 - auroc**2) + (n_ood - 1) * (q2 - auroc**2)

@@ -29,11 +29,12 @@ class Tables:
     accuracy: dict[str, float] = field(default_factory=dict)
 
     def all_rows(self) -> list[Row]:
-        """Every row once, the sweep's included."""
-        rows = [row for table in self.rows.values() for row in table] + [
-            row for point in self.points for row in point.rows
-        ]
-        return list({(row.run, row.detector, row.ood_set): row for row in rows}.values())
+        """Every row once: the tables' first, then what the sweep adds to them."""
+        once: dict[tuple[str, str, str], Row] = {}
+        swept = (row for point in self.points for row in point.rows)
+        for row in (*(row for table in self.rows.values() for row in table), *swept):
+            once.setdefault((row.run, row.detector, row.ood_set), row)
+        return list(once.values())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from oodles.bench.paper import (
     AVERAGE,
@@ -25,6 +26,12 @@ from oodles.bench.paper import (
 from oodles.bench.sweep import SweepPoint
 from oodles.files import write_bytes
 from oodles.metrics import Row
+
+LATEX = {letter: "\\" + letter for letter in "_%&#${}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+}
 
 
 @dataclass(frozen=True)
@@ -155,17 +162,28 @@ def print_view(console: Console, view: View) -> None:
         counts = range(len(view.columns) - start, 0, -1)
         parts = [(count, _rich(view, start, start + count, title)) for count in counts]
         count, part = next((pair for pair in parts if _width(console, pair[1]) <= console.width), parts[-1])
-        console.print(part)
+        _print_whole(console, part)
         start, title = start + count, ""
     console.print(view.caption, style="italic")
 
 
+def _print_whole(console: Console, table: Table) -> None:
+    """Print a table even where one column alone is wider than the terminal, which then wraps its lines."""
+    narrow = console.width
+    console.width = max(narrow, _width(console, table))
+    try:
+        console.print(table)
+    finally:
+        console.width = narrow
+
+
 def markdown(view: View) -> str:
     """The table in Markdown."""
-    lines = [f"| | {' | '.join(view.columns)} |", "|---|" + "---|" * len(view.columns)]
+    columns = [_barless(column) for column in view.columns]
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for label, cells in view.lines:
         texts = ["<br>".join([_mark(cell, " / ", "**{}**".format), *cell.notes]) for cell in cells]
-        lines.append(f"| {label} | {' | '.join(texts)} |")
+        lines.append(f"| {_barless(label)} | {' | '.join(texts)} |")
     return "\n".join([*lines, "", f"*{view.caption}.*", ""])
 
 
@@ -204,10 +222,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _rich(view: View, start: int, stop: int, title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("", no_wrap=True)
     for column in view.columns[start:stop]:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(Text(column), justify="right", no_wrap=True)
     for label, cells in view.lines:
         texts = [
             "\n".join(
@@ -215,7 +240,7 @@ def _rich(view: View, start: int, stop: int, title: str) -> Table:
             )
             for cell in cells[start:stop]
         ]
-        table.add_row(label, *texts)
+        table.add_row(Text(label), *texts)
     return table
 
 
@@ -256,5 +281,11 @@ def _paper_notes(cited: Published, result: Result, *, differ: bool) -> tuple[str
     return note, "/".join(f"{mine - value:+.1f}" for mine, value in zip(ours, theirs, strict=False))
 
 
+def _barless(text: str) -> str:
+    """A name that does not end a cell of a Markdown table."""
+    return text.replace("|", r"\|")
+
+
 def _escape(text: str) -> str:
-    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+    """A name in which LaTeX sees nothing to do."""
+    return "".join(LATEX.get(letter, letter) for letter in text)
