@@ -145,7 +145,7 @@ def benched(oodles_run, workshop):
 
 
 def test_every_table_with_everything(oodles_run, tmp_path):
-    options = ["--table", "all", "--paper", "--intervals", "--p", "0.5", "--out", tmp_path / "out"]
+    options = ["--table", "all", "--intervals", "--p", "0.5", "--out", tmp_path / "out"]
     code, out, err = oodles_run(*bench(*options, "--store", tmp_path / "s", "--detector", "msp", "--detector", "dice"))
     assert code == 0, err
     for words in TABLES.values():
@@ -431,3 +431,24 @@ def test_a_set_that_is_here_is_not_fetched(oodles_run):
 def test_what_cannot_be_fetched(refused, tmp_path, name, message):
     assert message in refused("data", "fetch", name, "--data", tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--paper"], "--paper compares with the paper's suites"),
+        (["--p", "90"], "p is a fraction: 0.9, not 90"),
+        (["--table", "all", "--table", "nope"], "'nope' is no table"),
+        (["--ood", "average=grey"], "none of train, test, average"),
+        (["--ood", "../escaped=grey"], "must be NAME=PATH"),
+        (["--out", "one.pt"], "is a file; it takes a folder"),
+        (["--checkpoint", "other/one.pt"], "two checkpoints are called 'one'"),
+        (["--device", "nowhere"], "device='nowhere' cannot be used here"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_image_is_read(oodles_run, tmp_path, options, words):
+    code, out, err = oodles_run(*bench("--store", tmp_path / "s", *options))
+    assert code == 2
+    assert out == ""
+    assert words in " ".join(err.split())
+    assert not list(tmp_path.glob("s/**/shard-*"))

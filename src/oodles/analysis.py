@@ -82,8 +82,8 @@ class Variances:
 
     @property
     def ratio(self) -> Array:
-        """Variance left after dropping, as a fraction of the whole."""
-        return self.direct_kept / self.direct_full
+        """Variance left after dropping, as a fraction of the whole; 1 where there was none to lose."""
+        return np.divide(self.direct_kept, self.direct_full, out=np.ones_like(self.full), where=self.direct_full > 0)
 
 
 def variances(head: Head, mask: Tensor, features: Features, part: Moments | None = None) -> Variances:

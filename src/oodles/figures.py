@@ -22,7 +22,7 @@ from oodles.analysis import (
     variances,
 )
 from oodles.bench.sweep import SWEEP_GRID, sweep
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.files import write_bytes
 
@@ -39,6 +39,8 @@ def draw_figures(
     """
     train, test = features["train"], features["test"]
     ood = {name: part for name, part in features.items() if name not in ("train", "test")}
+    if not ood:
+        raise DataError("there is no OOD set to draw; give at least one beside train and test")
     shown = next(iter(ood)) if shown is None else shown
     if shown not in ood:
         raise ArgumentError(f"{shown!r} is none of the OOD sets; there are {', '.join(ood)}")

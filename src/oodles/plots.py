@@ -11,12 +11,14 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from oodles.errors import ArgumentError
 from oodles.files import write_with
 
 Array = npt.NDArray[Any]
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey by their lightness
 ID_COLOUR = "#0072B2"
+PICTURES = (".png", ".svg", ".pdf")
 OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
 STYLE: Any = {
     "font.size": 9,
@@ -101,7 +103,7 @@ def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Ma
             axis.set_xticks(places, [f"{p:g}" for p in grid])
             axis.set_xlabel("sparsity p")
             axis.set_ylabel(label)
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
         _legend(figure, axes[0])
     return figure
 
@@ -156,8 +158,15 @@ def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen
     return figure
 
 
+def check_picture(path: Path) -> None:
+    """Raise unless the suffix names a kind of picture that can be written."""
+    if path.suffix not in PICTURES:
+        raise ArgumentError(f"{path} names no kind of picture; end it in {', '.join(PICTURES)}")
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all; the suffix says the format."""
+    check_picture(path)
     kind = path.suffix.lstrip(".")
     metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context(STYLE):  # the names inside an SVG are drawn when it is written

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from oodles.errors import HeadError
+from oodles.errors import ArgumentError, HeadError
 
 Arguments = tuple[Any, ...]
 TellTale = str
@@ -58,7 +58,7 @@ def at_rest(model: nn.Module, device: torch.device | str | None = None) -> Itera
     flags = [(module, module.training) for module in model.modules()]
     homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     home = next(iter(homes), torch.device("cpu"))
-    target = home if device is None else torch.device(device)
+    target = home if device is None else _device(device)
     moved = target != home and len(homes) == 1
     try:
         model.eval()
@@ -71,6 +71,16 @@ def at_rest(model: nn.Module, device: torch.device | str | None = None) -> Itera
             model.to(home)
         for module, training in flags:
             module.training = training
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ArgumentError(f"device={str(name)!r} cannot be used here ({reason})") from None
+    return device
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -62,6 +62,9 @@ class Extraction:
         features = extract(network, loader, labels=labelled, store=home, note=images.name, **options)  # type: ignore[arg-type]
         if loader.bad:
             self.tell(f"left out: {loader.complaint()}")
+        if labelled and images.classes and len(images.classes) != features.classes:
+            folders = f"{len(images.classes)} class folders for {features.classes} classes"
+            self.tell(f"{name}: {folders} of the model, so labels and accuracy may not mean what they say")
         return features
 
 

@@ -77,7 +77,11 @@ def results(rows: Sequence[Row]) -> dict[tuple[str, str], Result]:
                 tuple(100 * row.auroc for row in group.values()),
                 {name: (100 * low, 100 * high) for name, (low, high) in intervals.items()},
             )
-        variants = dict.fromkeys(variant for group in mine.values() for variant in group)
+        variants = [
+            variant for variant in next(iter(mine.values())) if all(variant in group for group in mine.values())
+        ]
+        if not variants:
+            continue
         gathered[detector, AVERAGE] = Result(
             tuple(100 * fmean(group[variant].fpr95 for group in mine.values()) for variant in variants),
             tuple(100 * fmean(group[variant].auroc for group in mine.values()) for variant in variants),
@@ -100,8 +104,11 @@ def compare(rows: Sequence[Row], *, title: str = "", paper: str | None = None) -
     for detector in detectors:
         cells = []
         for name in columns:
-            result = gathered[detector, name]
-            column = [gathered[other, name] for other in detectors]
+            result = gathered.get((detector, name))
+            if result is None:
+                cells.append(Cell(("-",), (False,)))
+                continue
+            column = [gathered[other, name] for other in detectors if (other, name) in gathered]
             winners = (
                 _shown(result.fpr95) == min(_shown(other.fpr95) for other in column),
                 _shown(result.auroc) == max(_shown(other.auroc) for other in column),
@@ -157,13 +164,15 @@ def sweep_view(points: Sequence[SweepPoint], *, title: str = "", paper: str | No
 
 def print_view(console: Console, view: View) -> None:
     """Print a table; what is too wide for the terminal is printed in parts, so that no number is cut off."""
-    start, title = 0, view.title
+    start = 0
+    if view.title:
+        console.print(Text(view.title, style="bold"))
     while start < len(view.columns):
         counts = range(len(view.columns) - start, 0, -1)
-        parts = [(count, _rich(view, start, start + count, title)) for count in counts]
+        parts = [(count, _rich(view, start, start + count)) for count in counts]
         count, part = next((pair for pair in parts if _width(console, pair[1]) <= console.width), parts[-1])
         _print_whole(console, part)
-        start, title = start + count, ""
+        start += count
     console.print(view.caption, style="italic")
 
 
@@ -221,15 +230,8 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def _rich(view: View, start: int, stop: int, title: str) -> Table:
-    table = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        show_edge=False,
-    )
+def _rich(view: View, start: int, stop: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True)
     for column in view.columns[start:stop]:
         table.add_column(Text(column), justify="right", no_wrap=True)

@@ -1,5 +1,6 @@
 """What the commands share: the application, options, and turning them into models, transforms and paths."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,8 +95,10 @@ def named_paths(pairs: list[str]) -> dict[str, Path]:
     named = {}
     for pair in pairs:
         name, equals, path = pair.partition("=")
-        if not equals or not name or not path or name in ("train", "test"):
-            raise ArgumentError(f"--ood {pair!r} must be NAME=PATH, NAME being neither train nor test")
+        if not equals or not path or not re.fullmatch(r"\w[\w.-]*", name) or name in ("train", "test", "average"):
+            raise ArgumentError(
+                f"--ood {pair!r} must be NAME=PATH, NAME being letters and digits, and none of train, test, average"
+            )
         named[name] = Path(path)
     return named
 

@@ -1,5 +1,6 @@
 """Comparing and explaining: ``bench``, ``select``, ``analyze``, ``data fetch``, ``data list``."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +29,7 @@ from oodles.cli.base import (
     tell_skipped,
     transform,
 )
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from oodles.bench.datasets import ImageSet
@@ -105,21 +106,29 @@ def bench(
         return
     chosen = find_suite(suite) if suite else None
     tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    for name in tables:
-        detectors_of(name, (), 0.5)
+    sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
+    parse(f"dice({sparsity})")
+    for name in (*tables, *(each for each in table or [] if each != "all")):
+        detectors_of(name, (), sparsity)
+    if paper and chosen is None:
+        raise ArgumentError("--paper compares with the paper's suites; name one, or leave it out")
+    if out is not None and out.is_file():
+        raise ArgumentError(f"--out {out} is a file; it takes a folder")
     own = [parse(text).spec for text in detector or []]
     standard = chosen.detectors if chosen is not None else tuple(each.spec for each in detector_list())
-    sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
     sets = _sets(chosen, data, {"train": train, "test": test, **named_paths(ood or [])}, without or [])
     factory = model or (chosen.model if chosen is not None else None)
+    if chosen is not None and len(sets) < 3:
+        raise DataError(
+            f"none of the OOD sets of {chosen.name} is under {data}; `oodles bench --list` shows where they go"
+        )
     if factory is None or "train" not in sets or "test" not in sets or len(sets) < 3:
         raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
     id_set = chosen.name if chosen is not None else "id"
     how = chosen.transform if chosen is not None else transform(size, resize, mean, std)
     result = Tables()
-    for path in checkpoint or [None]:  # type: ignore[list-item]
+    for run, path in _runs(checkpoint or []).items():
         network = load_model(factory, path)
-        run = path.name.split(".")[0] if path is not None else "model"
         home = store / id_set / (run if limit is None else f"{run}-{limit}")
         extraction = Extraction(how, home, limit, layer, device, skip_bad, lambda text: notices.print(plain(text)))
         features = extraction.features(network, sets)
@@ -169,12 +178,14 @@ def select(
     from oodles.bench.sweep import PAPER_GRID
     from oodles.detectors import parse
     from oodles.extraction import extract
-    from oodles.plots import save_figure, selection_curve
+    from oodles.plots import check_picture, save_figure, selection_curve
     from oodles.selection import FINE_GRID, NoiseImages
     from oodles.selection import select as choose
 
     chosen = parse(detector)
     chosen.with_p(0.5)
+    if out is not None:
+        check_picture(out)
     how = transform(size, resize, mean, std)
     loaders = {
         name: ImageLoader(open_images(path).sample(limit), how, labels=False, skip_bad=skip_bad)
@@ -271,6 +282,15 @@ def list_datasets(data: DataOption = Path("data")) -> None:
             "here" if (data / record.place).exists() else "by hand" if isinstance(record, ByHand) else "can be fetched"
         )
         typer.echo(f"{name:14} {here:15} {record.title}")
+
+
+def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
+    """A name for each checkpoint: its file name less the usual endings."""
+    names = [re.sub(r"(\.pth|\.pt|\.tar|\.safetensors|\.ckpt|\.bin)+$", "", path.name) for path in checkpoints]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"two checkpoints are called {twice!r}; features are kept by that name, so rename one")
+    return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 
 def _sets(chosen: "Suite | None", data: Path, own: dict[str, Path | None], without: list[str]) -> dict[str, "ImageSet"]:
