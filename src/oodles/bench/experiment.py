@@ -58,8 +58,9 @@ class Extraction:
         labelled = name in ID_SETS
         loader = ImageLoader(images, self.transform, labels=labelled, skip_bad=self.skip_bad)
         home = None if self.store is None else self.store / name
-        options = {"layer": self.layer, "device": self.device}
-        features = extract(network, loader, labels=labelled, store=home, note=images.name, **options)  # type: ignore[arg-type]
+        features = extract(
+            network, loader, layer=self.layer, device=self.device, labels=labelled, store=home, note=images.name
+        )
         if loader.bad:
             self.tell(f"left out: {loader.complaint()}")
         if labelled and images.classes and len(images.classes) != features.classes:

@@ -199,6 +199,7 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
             detector.partial_fit(batch)
     for detector in detectors:
         detector.finish()
+        detector._statistics = None  # what a percentile is taken of can be large, and nothing can be added to it now
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
