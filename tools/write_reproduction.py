@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("oodles-store"), help="where features are kept")
     arguments = parser.parse_args()
     pictures = DOCS / "images" / "reproduction"
-    shutil.rmtree(pictures, ignore_errors=True)
     sections, counts = [], []
     for name, detail in (("cifar10", "8"), ("cifar100", "9")):
         record = SUITES[name]
@@ -157,6 +156,7 @@ def section(
         text += [MAIN_PROSE.format(verdict=verdict(result, record.name)) if name == "main" else prose(name, result)]
     text += [*choice(chosen, features), *theory(features, record)]
     draw_figures(features, work, label=0, p=record.p, shown="svhn")
+    shutil.rmtree(pictures, ignore_errors=True)
     pictures.mkdir(parents=True)
     text += ["### Figures", ""]
     for stem, title in FIGURES.items():

@@ -142,8 +142,13 @@ def class_outputs(head: Head, mask: Tensor, features: Features, label: int) -> t
 
 def variance_ratios(head: Head, id_moments: Moments, p: float, ood: Mapping[str, Features]) -> dict[str, Array]:
     """What the paper claims, measured: each class's output variance under DICE over the dense one, per OOD set."""
-    mask = dice_mask(head, id_moments, p)
-    return {name: variances(head, mask, features).ratio for name, features in ood.items()}
+    weight = head.weight.double()
+    kept = weight * dice_mask(head, id_moments, p)
+    ratios = {}
+    for name, features in ood.items():
+        full, left = (part.numpy() for part in _output_variance(features, weight, kept))
+        ratios[name] = np.divide(left, full, out=np.ones_like(full), where=full > 0)
+    return ratios
 
 
 def head_of(features: Features) -> Head:

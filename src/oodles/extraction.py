@@ -1,9 +1,10 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per image."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ def extract(
     rows: int | None = None,
     store: str | Path | None = None,
     note: str = "",
+    prepared: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Features:
     """Run ``model`` once over ``loader`` and keep what enters its last linear layer, and its logits.
@@ -54,8 +56,9 @@ def extract(
     exactly as it was.
 
     With ``store`` the features go to that folder shard by shard. If the folder already holds them,
-    for this very model and these very images, they are read instead of computed, and an extraction
-    that was killed goes on from its last whole shard.
+    for this very model and these very images in batches of the same size, they are read instead of
+    computed, and an extraction that was killed goes on from its last whole shard. ``note`` and
+    ``prepared`` (how images were resized and normalised) are kept there for whoever reads them.
     """
     if layer is False and layers:
         raise ArgumentError("layer=False asks for logits alone, so layers= has nothing to add; leave one out")
@@ -74,6 +77,7 @@ def extract(
                 "layers": list(layers),
                 "dtype": str(dtype),
                 "labels": labels,
+                "prepared": None if prepared is None else dict(prepared),
             }
             with Writer(Path(store), about, note) as writer:
                 _into_store(run, loader, dtype, writer, advance)
@@ -84,7 +88,12 @@ def model_fingerprint(model: nn.Module) -> str:
     """SHA-256 of a network: the types and names of its modules, its weights and its buffers."""
     network = unwrap(model)
     anatomy = "\n".join(f"{name} {type(module).__qualname__}" for name, module in network.named_modules())
-    return hashlib.sha256((anatomy + fingerprint(network.state_dict())).encode()).hexdigest()
+    return hashlib.sha256(
+        (
+            anatomy
+            + fingerprint({name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)})
+        ).encode()
+    ).hexdigest()
 
 
 def split_batch(batch: Any) -> tuple[Tensor, Any]:
@@ -233,8 +242,8 @@ def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Wr
 
 def _other_data(writer: Writer, where: str) -> FileError:
     return FileError(
-        f"{writer.path} was made from other images, or in another order: they differ at {where}. Use a loader that "
-        "does not shuffle, or another store"
+        f"{writer.path} was made from other images, in another order or in batches of another size: they differ at "
+        f"{where}. Use a loader that does not shuffle and the same batch size, or another store"
     )
 
 
@@ -275,7 +284,7 @@ class _Rate(ProgressColumn):
 def _bar(loader: Iterable[Any], wanted: bool) -> Iterator[_Advance]:
     """A progress bar on a terminal, silence elsewhere."""
     console = Console(stderr=True)
-    total = len(loader) if isinstance(loader, Sized) else None
+    total = length_hint(loader) or None
     if not wanted or not console.is_terminal:
         yield _Advance(None, total)
         return

@@ -117,9 +117,9 @@ class Features:
     ) -> None:
         columns: Columns = {}
         if embedding is not None:
-            columns["embedding"] = embedding
+            columns["embedding"] = torch.as_tensor(embedding)
         if logits is not None:
-            columns["logits"] = logits
+            columns["logits"] = torch.as_tensor(logits)
         if labels is not None:
             columns["labels"] = torch.as_tensor(labels)
         for name, activation in (layers or {}).items():

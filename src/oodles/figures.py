@@ -19,6 +19,7 @@ from oodles.analysis import (
     moments,
     near_zero,
     units,
+    variance_ratios,
     variances,
 )
 from oodles.bench.sweep import SWEEP_GRID, sweep
@@ -146,14 +147,13 @@ def draw_figures(
 
 def variance_summary(features: Mapping[str, Features], p: float) -> list[tuple[str, float, float, float, int]]:
     """For each OOD set the smallest, mean and largest ratio of output variances under DICE, and classes above 1."""
-    head, id_moments = head_of(features["train"]), moments(features["train"])
-    mask = dice_mask(head, id_moments, p)
-    summary = []
-    for name, part in features.items():
-        if name != "train":
-            ratio = variances(head, mask, part).ratio
-            summary.append((name, float(ratio.min()), fmean(ratio), float(ratio.max()), int((ratio > 1).sum())))
-    return summary
+    train = features["train"]
+    sets = {name: part for name, part in features.items() if name != "train"}
+    ratios = variance_ratios(head_of(train), moments(train), p, sets)
+    return [
+        (name, float(ratio.min()), fmean(ratio), float(ratio.max()), int((ratio > 1).sum()))
+        for name, ratio in ratios.items()
+    ]
 
 
 def write_csv(path: Path, columns: Sequence[str], table: Sequence[Sequence[object]]) -> None:

@@ -1,5 +1,6 @@
 """``Guard``: a model, a detector and a threshold as one module that answers and says when not to trust it."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 from oodles.calibration import Threshold
 from oodles.detectors import Detector, load_detector
-from oodles.errors import ArgumentError, FileError, HeadError, NotFittedError, ShapeError
+from oodles.detectors.base import KIND as DETECTOR_KIND
+from oodles.detectors.base import RECORD as DETECTOR_RECORD
+from oodles.detectors.base import SCHEMA as DETECTOR_SCHEMA
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
 from oodles.extraction import model_fingerprint
 from oodles.files import Record, read_record, write_record
 from oodles.locate import Located, locate
@@ -44,6 +48,8 @@ class Guard(nn.Module):
         super().__init__()
         if not detector.fitted:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) first")
+        if layer is False and "embedding" in detector.scores_from:
+            raise ArgumentError(f"{detector} scores embeddings, so layer=False leaves it nothing to look at")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is no Threshold; make one with calibrate(id_scores)")
         self.model = model
@@ -52,15 +58,23 @@ class Guard(nn.Module):
         self.layer: Layer = layer
         self._found: tuple[Located, Tap] | None = None
         self._headless = False
+        self.prepared: Record | None = None
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard serves, it does not train."""
         return super().train(False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moved to another device or precision, the last layer has to be looked at anew."""
+        self._found = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
     @torch.no_grad()
     def forward(self, images: Tensor) -> Verdict:
         """Label, score and decision of each image from one forward pass."""
+        if len(images) == 0:
+            raise DataError("a guard was given no image; give at least one")
         if self.model.training:
             self.model.eval()
         network = unwrap(self.model)
@@ -74,7 +88,10 @@ class Guard(nn.Module):
             logits = logits_of(output)
             embedding = located.embedding(entering)
             own = located.logits(embedding, logits) if located.finish else logits
-        score = self.detector(embedding, own.to(embedding.dtype))
+        # scores are made where and as the detector learned them, whatever device and precision the model runs in
+        like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), embedding.float())
+        with torch.autocast(logits.device.type, enabled=False):
+            score = self.detector(embedding.to(like), own.to(like)).to(logits.device)
         # a clip would turn an infinite activation into an ordinary one, and +inf would pass every threshold
         sound = torch.isfinite(own).all(dim=1) & torch.isfinite(embedding).all(dim=1)
         score = torch.where(sound, score, torch.nan)
@@ -107,7 +124,8 @@ class Guard(nn.Module):
 
         A fingerprint of the model's weights is kept, so the guard can only be put back on that model.
         """
-        save_guard(Path(path), self.detector, self.threshold, model_fingerprint(self.model), self.layer)
+        model = model_fingerprint(self.model)
+        save_guard(Path(path), self.detector, self.threshold, model, self.layer, self.prepared)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> "Guard":
@@ -115,22 +133,46 @@ class Guard(nn.Module):
         detector, threshold, record = read_guard(Path(path))
         if record["model"] not in (None, model_fingerprint(model)):
             raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
-        return cls(model, detector, threshold, layer=record["layer"])
+        guard = cls(model, detector, threshold, layer=record["layer"])
+        guard.prepared = record["prepared"]
+        return guard
 
 
 def save_guard(
-    folder: Path, detector: Detector, threshold: Threshold, model: str | None = None, layer: Layer = None
+    folder: Path,
+    detector: Detector,
+    threshold: Threshold,
+    model: str | None = None,
+    layer: Layer = None,
+    prepared: Record | None = None,
 ) -> None:
     """Write a guard without its model: what ``oodles fit`` knows from features alone.
 
-    ``model`` is the fingerprint of the model the features came from, None where nobody knows it.
+    ``model`` is the fingerprint of the model the features came from, ``prepared`` how its images were
+    resized and normalised; None where nobody knows. The record names the detector's tensors, so that a
+    threshold is never read back with another detector than it was set for.
     """
     detector.save(folder)
-    record = {"kind": KIND, "schema": SCHEMA, "model": model, "layer": layer, "threshold": asdict(threshold)}
+    record = {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "model": model,
+        "layer": layer,
+        "prepared": prepared,
+        "threshold": asdict(threshold),
+        "detector": _detector_digest(folder),
+    }
     write_record(folder / RECORD, record)
 
 
 def read_guard(folder: Path) -> tuple[Detector, Threshold, Record]:
     """The detector, the threshold and the rest of what :func:`save_guard` wrote."""
     record = read_record(folder / RECORD, kind=KIND, schema=SCHEMA)
+    if record["detector"] != _detector_digest(folder):
+        raise FileError(f"{folder} holds another detector than its threshold was set for; fit and save the guard anew")
     return load_detector(folder), Threshold(**record["threshold"]), record
+
+
+def _detector_digest(folder: Path) -> list[str]:
+    record = read_record(folder / DETECTOR_RECORD, kind=DETECTOR_KIND, schema=DETECTOR_SCHEMA)
+    return [record["spec"], record["tensors"]["sha256"]]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oodles.errors import ArgumentError, HeadError
+from oodles.errors import ArgumentError, DataError, HeadError
 from oodles.features import Head
 from oodles.tap import Product, Recorder, Site, Tap, logits_of, unwrap
 
@@ -49,8 +49,9 @@ class Located:
         """The logits: the model's own output, or what stood before its softmax."""
         logits = self.head(embedding)
         claimed = logits if self.finish is None else self.finish(logits)
-        gap, allowed = _gap(claimed, output), TOLERANCE.get(output.dtype, STRICT)
-        # NaN rows pass here on purpose: Features refuses them by row, Guard calls them not ID
+        both = torch.isfinite(claimed).all(dim=1) & torch.isfinite(output).all(dim=1)
+        gap, allowed = _gap(claimed[both], output[both]), TOLERANCE.get(output.dtype, STRICT)
+        # rows that are not finite are left to others: Features refuses them by row, Guard calls them not ID
         if gap > allowed:
             raise HeadError(
                 f"the head {self.name} does not give this batch's logits (off by {gap:.2g} relative to their size); "
@@ -69,8 +70,22 @@ def locate(model: nn.Module, images: Tensor, layer: str | None = None) -> Locate
     if layer is not None and layer not in dict(network.named_modules()):
         raise ArgumentError(f"layer={layer!r} names no module of {type(network).__name__}")
     probe, check = _probes(images)
-    output, recorder = _record(network, probe)
-    again, _ = _record(network, probe)
+    try:
+        output, recorder = _record(network, probe)
+    except RuntimeError as error:
+        shape, reason = tuple(images.shape[1:]), str(error).strip().splitlines()[0]
+        raise DataError(
+            f"{type(network).__name__} does not take inputs of shape {shape} ({reason}); is the size right?"
+        ) from None
+    if not torch.isfinite(output).all():
+        # some networks have no answer to noise, e.g. those that take roots of pixels: ask with real inputs
+        probe, check = _real_probes(images)
+        output, recorder = _record(network, probe)
+    if not torch.isfinite(output).all():
+        raise HeadError(
+            f"{type(network).__name__} gives NaN or infinite logits for this batch; look at its first images"
+        )
+    again = _record(network, probe)[0]
     if _gap(again, output) > (0 if output.device.type == "cpu" else 1e-3):
         raise HeadError(
             f"{type(network).__name__} is stochastic: the same input gave different logits twice in eval mode. "
@@ -120,7 +135,7 @@ def _claims(products: Sequence[Product], output: Tensor) -> Iterator[Located]:
             yield _averaged(first, second)
     for product in fitting:
         if (rows := _output_rows(product)) is not None:
-            yield from _rescaled(product, rows.double(), output.double())
+            yield from _rescaled(product, rows.cpu().double(), output.cpu().double())
 
 
 def _claim(product: Product, kind: str, head: Head | None = None, finish: Finish | None = None) -> Located:
@@ -151,10 +166,11 @@ def _rescaled(product: Product, rows: Tensor, output: Tensor) -> Iterator[Locate
         offset = (output - scale * rows).mean(dim=0)
         if _curved(scale * rows + offset, output) or bool((scale.abs() < 1e-6).any()):
             continue
-        weight = product.weight.double() * scale[:, None]
-        bias = offset if product.bias is None else product.bias.double() * scale + offset
+        weight = product.weight.cpu().double() * scale[:, None]
+        bias = offset if product.bias is None else product.bias.cpu().double() * scale + offset
         vanishes = product.bias is None and float(offset.abs().max()) <= 1e-6 * float(output.abs().max())
-        head = Head(_floating(weight.float()), None if vanishes else _floating(bias.float()))
+        parts = {"weight": weight} if vanishes else {"weight": weight, "bias": bias}
+        head = Head(**{name: part.float().to(product.weight.device) for name, part in parts.items()})
         yield _claim(product, kind, head)
 
 
@@ -203,6 +219,15 @@ def _probes(images: Tensor) -> tuple[Tensor, Tensor]:
     return inputs[:PROBE_ROWS], inputs[PROBE_ROWS:]
 
 
+def _real_probes(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The first images, and darker copies of them, in place of noise."""
+    rows = images[torch.arange(PROBE_ROWS, device=images.device) % len(images)]
+    fade = (
+        torch.linspace(1.0, 0.7, PROBE_ROWS, device=images.device).view(-1, *[1] * (images.ndim - 1)).to(images.dtype)
+    )
+    return rows * fade, rows[: PROBE_ROWS - 1] * 0.9 * fade[: PROBE_ROWS - 1]
+
+
 # What is refused, by name ---------------------------------------------------------------------------
 
 
@@ -217,7 +242,8 @@ def _refuse_kind(network: nn.Module) -> None:
 def _refuse_cosine(claim: Located, products: Sequence[Product], network: nn.Module) -> None:
     product = next(product for product in products if _site(product) == claim.sites[0])
     norms = [torch.linalg.vector_norm(_floating(part).flatten(1), dim=1) for part in (product.input, product.weight)]
-    if all(_gap(norm, torch.ones_like(norm)) < 1e-3 for norm in norms):
+    # a scale may stand on either side, so what gives a cosine away is that all norms are the same
+    if all(_gap(norm / norm.mean(), torch.ones_like(norm)) < 1e-3 for norm in norms):
         raise HeadError(_not_affine(network, "a cosine head", claim.name))
 
 
@@ -232,8 +258,8 @@ def _no_head(
     asked = f"layer={layer!r} does not give the logits" if layer else "no linear product gives the logits"
     return (
         f"{type(network).__name__}: {asked} of width {output.shape[1]}, alone or rescaled. Linear products seen last: "
-        f"{seen}. Pass layer= with the name of the module that makes the logits, or layer=False for detectors that "
-        "need logits alone"
+        f"{seen}. Pass layer= with the name of the module that makes the logits, or, in Python, layer=False for "
+        "detectors that need logits alone"
     )
 
 
@@ -252,7 +278,7 @@ def _suspect(product: Product, output: Tensor) -> str | None:
 def _not_affine(network: nn.Module, reason: str, name: str) -> str:
     return (
         f"{type(network).__name__} has {reason} ({name}): its logits are not one affine map of an embedding, so "
-        "methods that need a linear head do not apply. layer=False gives the logits alone"
+        "methods that need a linear head do not apply. In Python, layer=False gives the logits alone"
     )
 
 
@@ -280,11 +306,14 @@ def _floating(tensor: Tensor) -> Tensor:
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the size of ``b``; infinite where shapes differ."""
+    """The largest difference relative to the size of ``b``; infinite where shapes differ or a value is NaN."""
     if a.shape != b.shape:
         return float("inf")
-    difference = torch.nan_to_num((a.double() - b.double()).abs(), nan=0.0)
-    return float(difference.max()) / max(1e-2, float(torch.nan_to_num(b.double().abs()).max()))
+    if not a.numel():
+        return 0.0
+    ours, theirs = a.cpu().double(), b.cpu().double()  # some devices have no float64
+    gap = float((ours - theirs).abs().max()) / max(1e-2, float(theirs.abs().max()))
+    return gap if gap == gap else float("inf")
 
 
 def _curved(claimed: Tensor, output: Tensor) -> bool:
@@ -293,9 +322,9 @@ def _curved(claimed: Tensor, output: Tensor) -> bool:
     Relative to their spread over rows: a curve such as a sigmoid is nearly straight near its middle.
     """
     rounding = TOLERANCE.get(output.dtype, 2e-6)
-    wide = output.double()
+    wide, claimed = output.cpu().double(), claimed.cpu().double()
     spread = float((wide - wide.mean(dim=0)).abs().max())
-    error = float((claimed.double() - wide).abs().max())
+    error = float((claimed - wide).abs().max())
     return not error <= 1e-5 * spread + rounding * float(wide.abs().max())
 
 

@@ -156,7 +156,8 @@ class Writer:
         """Write one shard, then the manifest that lists it; ``inputs`` is the digest of what it came from."""
         file = f"shard-{len(self.shards):05d}.safetensors"
         path = self.path / file
-        whole = {name: column.contiguous() for name, column in columns.items()}
+        # clones: two columns that share memory are not written as two
+        whole = {name: column.contiguous().clone() for name, column in columns.items()}
         write_with(path, lambda temporary: save_file(whole, temporary))
         rows = len(next(iter(whole.values())))
         entry = {

@@ -20,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 from oodles.errors import ArgumentError, HeadError
 
 Arguments = tuple[Any, ...]
-TellTale = str
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +127,10 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, shift: Mapping[int, Tensor] | None = None) -> None:
         super().__init__()
         self.products: list[Product] = []
-        self.telltales: set[TellTale] = set()
+        self.telltales: set[str] = set()
         self._model = model
         self._shift = shift or {}
+        self._thread = get_ident()
         self._stack: list[tuple[str, object]] = []
         self._hooks: list[RemovableHandle] = []
 
@@ -147,10 +147,14 @@ class Recorder(TorchFunctionMode):
             hook.remove()
 
     def _enter_module(self, name: str) -> Callable[[nn.Module, Arguments], None]:
-        return lambda _, arguments: self._stack.append((name, arguments[0] if arguments else None))
+        def enter(_: nn.Module, arguments: Arguments) -> None:
+            if get_ident() == self._thread:
+                self._stack.append((name, arguments[0] if arguments else None))
+
+        return enter
 
     def _leave_module(self, *_: object) -> None:
-        if self._stack:
+        if self._stack and get_ident() == self._thread:
             self._stack.pop()
 
     def __torch_function__(
@@ -170,7 +174,7 @@ class Recorder(TorchFunctionMode):
             if position < len(args):
                 args = (*args[:position], moved, *args[position + 1 :])
             else:
-                kwargs = {**kwargs, "input": moved}
+                kwargs = {key: moved if value is entering else value for key, value in kwargs.items()}
         output = func(*args, **kwargs)
         module, modules_input = self._stack[-1] if self._stack else ("", None)
         # copies: what follows the product may write into its output in place
@@ -181,8 +185,8 @@ class Recorder(TorchFunctionMode):
                 module,
                 modules_input is entering,
                 entering.clone(),
-                weight.clone(),
-                None if bias is None else bias.clone(),
+                weight,
+                bias,
                 output.clone(),
             )
         )
@@ -296,13 +300,16 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operan
     return "linear", 0, input, weight, bias
 
 
-def _matmul(input: Tensor, other: Tensor) -> Operands | None:  # noqa: A002
-    return ("matmul", 0, input, other.T, None) if other.ndim == 2 else None
+def _matmul(input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None) -> Operands | None:  # noqa: A002
+    right = other if other is not None else mat2
+    if right is None or right.ndim != 2 or input.ndim < 2:
+        return None
+    return "matmul", 0, input, right.T, None
 
 
-def _addmm(bias: Tensor, input: Tensor, other: Tensor, **scales: float) -> Operands | None:  # noqa: A002
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: float) -> Operands | None:  # noqa: A002
     plain = all(scale == 1 for scale in scales.values())
-    return ("addmm", 1, input, other.T, bias) if plain and bias.ndim == 1 else None
+    return ("addmm", 1, mat1, mat2.T, input) if plain and input.ndim == 1 else None
 
 
 def _conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
@@ -324,7 +331,7 @@ PRODUCTS: dict[Any, Callable[..., Operands | None]] = {
     F.conv2d: _conv2d,
 }
 
-TELLTALES: dict[Any, TellTale] = {
+TELLTALES: dict[Any, str] = {
     F.cosine_similarity: "a cosine head",
     torch.cdist: "a prototype head (distances to class centres)",
 }

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from oodles.bench.readers import (
+    MAX_PIXELS,
     ImageSet,
     first_per_class,
     open_image,
@@ -67,8 +68,9 @@ class Transform:
         image = image.convert("RGB")
         width, height = image.size
         if min(width, height) != self.resize:
-            scale = self.resize / min(width, height)
-            target = max(self.resize, int(width * scale)), max(self.resize, int(height * scale))
+            target = self.resize * width // min(width, height), self.resize * height // min(width, height)
+            if target[0] * target[1] > MAX_PIXELS:
+                raise DataError(f"{width} x {height} pixels would become {target[0]} x {target[1]}; too thin to resize")
             image = image.resize(target, Image.Resampling.BILINEAR)
             width, height = image.size
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
@@ -133,9 +135,10 @@ class ImageLoader:
                         ahead.append([pool.submit(self._decode, row) for row in span])
                     self.bad += [item.complaint for item in decoded if item.complaint]
                     if self.bad and not self.skip_bad:
-                        rest = [future.result() for part in ahead for future in part]
-                        rest += pool.map(self._decode, itertools.chain.from_iterable(spans))
-                        self.bad += [item.complaint for item in rest if item.complaint]
+                        # only the complaints: the rest of a large set would not fit in memory
+                        self.bad += [text for part in ahead for future in part if (text := future.result().complaint)]
+                        rest = pool.map(lambda row: self._decode(row).complaint, itertools.chain.from_iterable(spans))
+                        self.bad += [text for text in rest if text]
                         raise DataError(self.complaint())
                     good = [item for item in decoded if item.pixels is not None]
                     if good:
@@ -155,7 +158,7 @@ class ImageLoader:
     def _decode(self, row: int) -> "_Decoded":
         try:
             return _Decoded(row, self.transform(self.images.read(row)), "")
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        except Exception as error:  # one picture, however broken, must not stop the others
             return _Decoded(row, None, f"{self.images.names[row]}: {error}")
 
     def _stack(self, good: Sequence["_Decoded"]) -> Tensor | tuple[Tensor, Tensor]:

@@ -131,7 +131,7 @@ def read_svhn(path: Path) -> ImageSet:
 def read_folder(path: Path) -> ImageSet:
     """All images below ``path``; where they lie in class folders, the sorted folder names are the classes."""
     found: list[str] = []
-    for folder, _, files in os.walk(path, onerror=_refuse_folder):
+    for folder, _, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
         inner = Path(folder).relative_to(path).as_posix()
         found += files if inner == "." else [f"{inner}/{file}" for file in files]
     names = _pictures(found)
@@ -194,9 +194,13 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def _pictures(names: Iterable[str]) -> list[str]:
-    """The names that are pictures', folder by folder; what a Mac adds to its archives is left out."""
+    """The names that are pictures', folder by folder; hidden ones and what a Mac adds to archives are left out."""
     parts = (name.split("/") for name in names if name.lower().endswith(SUFFIXES))
-    return ["/".join(part) for part in sorted(parts) if part[0] != "__MACOSX" and not part[-1].startswith("._")]
+    return [
+        "/".join(part)
+        for part in sorted(parts)
+        if part[0] != "__MACOSX" and not any(each.startswith(".") for each in part)
+    ]
 
 
 def _class_folders(names: Sequence[str]) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:

@@ -243,7 +243,7 @@ def analyze(
     typer.echo(f"Variance of a class's output under DICE (p={p:g}) over that with all weights:")
     for name, low, mean, high, above in variance_summary(parts, p):
         typer.echo(f"  {name:14} from {low:.2f} to {high:.2f}, mean {mean:.2f}; larger in {above} classes")
-    notices.print(f"{len(written)} files in {out}")
+    notices.print(plain(f"{len(written)} files in {out}"))
 
 
 @datasets.command()

@@ -1,6 +1,7 @@
 """From images to verdicts: ``demo``, ``extract``, ``fit``, ``score``, ``detectors``."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +23,16 @@ from oodles.cli.base import (
     console,
     load_model,
     notices,
+    plain,
     tell_skipped,
     transform,
 )
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
+    from oodles.bench.datasets import Transform
     from oodles.features import Features
+    from oodles.files import Record
 
 
 @app.command()
@@ -68,7 +72,7 @@ def extract(
 ) -> None:
     """Run your model once over images and keep its embeddings and logits.
 
-    Everything else works on the result: fit, score and bench never need the network again.
+    What follows works on the result: fit needs no network, and score none for features extracted before.
 
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
@@ -85,9 +89,20 @@ def extract(
     )
     network = load_model(model, checkpoint)
     dtype = torch.float16 if half else torch.float32
-    features = run(network, loader, layer=layer, device=device, dtype=dtype, labels=labels, store=out, note=str(images))
+    how = asdict(loader.transform)
+    features = run(
+        network,
+        loader,
+        layer=layer,
+        device=device,
+        dtype=dtype,
+        labels=labels,
+        store=out,
+        note=str(images),
+        prepared={name: list(value) if isinstance(value, tuple) else value for name, value in how.items()},
+    )
     tell_skipped(loader)
-    notices.print(f"{features} in {out}")
+    notices.print(plain(f"{features} in {out}"))
 
 
 @app.command()
@@ -117,6 +132,7 @@ def fit(
 
     fitted = parse(detector)
     train = Features.load(features)
+    about = read_manifest(features)["about"]
     if held_out is None:
         train, held = _split(train)
         notices.print(
@@ -125,11 +141,13 @@ def fit(
         )
     else:
         held = Features.load(held_out)
+        if read_manifest(held_out)["about"].get("model") != about.get("model"):
+            raise DataError(f"{held_out} holds features of another model than {features}; extract both with the same")
     fitted.fit(train)
     threshold = calibrate(fitted.score(held), id_rate)
-    about = read_manifest(features)["about"]
-    save_guard(out, fitted, threshold, about.get("model"), about.get("layer"))
-    notices.print(f"{fitted.spec}: ID is a score of at least {threshold.value:.4f} ({id_rate:.0%} of ID); in {out}")
+    save_guard(out, fitted, threshold, about.get("model"), about.get("layer"), about.get("prepared"))
+    rate = f"{100 * id_rate:g} % of ID"
+    notices.print(plain(f"{fitted.spec}: ID is a score of at least {threshold.value:.4f} ({rate}); in {out}"))
 
 
 @app.command()
@@ -138,10 +156,11 @@ def score(
     inputs: Annotated[Path, typer.Argument(help="An image, a folder of images, or features made by oodles extract.")],
     model: Annotated[str | None, typer.Option(help="Needed for images: package.module:factory.")] = None,
     checkpoint: CheckpointOption = None,
-    size: SizeOption = 224,
+    size: Annotated[int | None, typer.Option(help="As given to extract, which the guard remembers.")] = None,
     resize: ResizeOption = None,
-    mean: MeanOption = IMAGENET_MEAN,
-    std: StdOption = IMAGENET_STD,
+    mean: Annotated[str | None, typer.Option(help="As given to extract.")] = None,
+    std: Annotated[str | None, typer.Option(help="As given to extract.")] = None,
+    device: Annotated[str | None, typer.Option(help="e.g. cuda; the CPU unless given.")] = None,
     skip_bad: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -165,13 +184,14 @@ def score(
     else:
         from oodles.bench.datasets import ImageLoader, open_images
 
-        loader = ImageLoader(open_images(inputs), transform(size, resize, mean, std), labels=False, skip_bad=skip_bad)
+        how = _remembered(record["prepared"], size, resize, mean, std, guard)
+        loader = ImageLoader(open_images(inputs), how, labels=False, skip_bad=skip_bad)
         if model is None:
             raise ArgumentError(f"{inputs} holds images, so --model and --checkpoint are needed to look at them")
         network = load_model(model, checkpoint)
         if record["model"] not in (None, model_fingerprint(network)):
             raise DataError(f"{guard} was fitted on another model than {model} with these weights")
-        features = run(network, loader, layer=record["layer"])
+        features = run(network, loader, layer=record["layer"], device=device)
         names = loader.names
         tell_skipped(loader)
     scores = detector.score(features)
@@ -198,6 +218,27 @@ def detectors() -> None:
     for name, stage in STAGES.items():
         typer.echo(f"{name:16} {(stage.__doc__ or '').strip().splitlines()[0]}")
     typer.echo("\nfor example:\n" + "\n".join(f"  {detector.spec}" for detector in detector_list()))
+
+
+def _remembered(
+    prepared: "Record | None", size: int | None, resize: int | None, mean: str | None, std: str | None, guard: Path
+) -> "Transform":
+    """How images are prepared: as for the features the guard was fitted on, which other options must not contradict."""
+    from oodles.bench.datasets import Transform
+
+    given = (size, resize, mean, std) != (None, None, None, None)
+    known = None
+    if prepared is not None:
+        channels = {name: tuple(prepared[name]) for name in ("mean", "std")}
+        known = Transform(prepared["size"], prepared["resize"], channels["mean"], channels["std"])
+    if known is not None and not given:
+        return known
+    asked = transform(size or 224, resize, mean or IMAGENET_MEAN, std or IMAGENET_STD)
+    if known is not None and asked != known:
+        raise ArgumentError(
+            f"{guard} was fitted on images prepared otherwise ({known}); leave --size, --mean, --std out"
+        )
+    return asked
 
 
 def _split(features: "Features") -> tuple["Features", "Features"]:

@@ -58,6 +58,7 @@ class Detector(Described):
         self._statistics: Statistics | None = None
         self._head: Head | None = None
         self._seen = (0, 0)
+        self._ended = False
 
     # What a method writes ---------------------------------------------------------------------
 
@@ -89,6 +90,10 @@ class Detector(Described):
 
     def partial_fit(self, batch: Features) -> Self:
         """Add one batch; :meth:`finish` ends the fold."""
+        if self._ended:
+            raise ArgumentError(
+                f"{self} was fitted in one go and kept nothing to add to; begin a new one with partial_fit"
+            )
         self._require(batch, self.learns_from, "learns from")
         if self._statistics is None:
             self._statistics, self._head, self._seen = self.begin(), batch.head, (batch.width, batch.classes)
@@ -193,13 +198,15 @@ INPUTS = ("embedding", "logits")
 def fit_together(detectors: Sequence[Detector], features: Features) -> None:
     """Fit several detectors in one pass over the features, which may be larger than memory."""
     for detector in detectors:
-        detector._statistics = None
-    for batch in features.batches():
-        for detector in detectors:
+        detector._statistics, detector._ended = None, False
+    learners = [detector for detector in detectors if detector.learns_from]
+    for batch in features.batches() if learners else ():
+        for detector in learners:
             detector.partial_fit(batch)
-    for detector in detectors:
+    for detector in learners:
         detector.finish()
-        detector._statistics = None  # what a percentile is taken of can be large, and nothing can be added to it now
+        # what a percentile is taken of can be large, so the fold is over for good
+        detector._statistics, detector._ended = None, True
 
 
 def save_detector(detector: Detector, folder: Path) -> None:

@@ -54,12 +54,12 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         inner = state.get(nest)
         if isinstance(inner, Mapping):
             state = inner
+    wanted = model.state_dict()
     tensors = {
-        key.removeprefix("module."): value
+        key if key in wanted else key.removeprefix("module."): value
         for key, value in state.items()
         if isinstance(key, str) and isinstance(value, Tensor)
     }
-    wanted = model.state_dict()
     lacking = [key for key in wanted if key not in tensors]
     extra = [key for key in tensors if key not in wanted]
     misshapen = [
@@ -85,8 +85,10 @@ def _read_state(path: Path) -> Mapping[str, Any]:
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FileError(f"{path} is not a checkpoint of plain tensors ({reason[:160]})") from None
+        raise FileError(
+            f"{path} is not a checkpoint of plain tensors, or damaged ({type(error).__name__}); save "
+            "model.state_dict() alone"
+        ) from None
     if not isinstance(content, Mapping):
         raise FileError(f"{path} holds {type(content).__name__}, not a state dict; save model.state_dict()")
     return content
