@@ -391,7 +391,9 @@ def test_a_store_of_other_things_is_refused(tmp_path):
         "shard-00003": batches[:3],
     }
     for where, loader in elsewhere.items():
-        with pytest.raises(FileError, match=rf"other images, in another order or in batches of another size: they differ at {where}"):
+        with pytest.raises(
+            FileError, match=rf"other images, in another order or in batches of another size: they differ at {where}"
+        ):
             extract(model, loader, store=store)
     same(Features.load(store), extract(model, batches))
 
