@@ -51,8 +51,8 @@ def score_histograms(
 def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_from: int) -> Figure:
     """Figure 1: mean contribution of each unit and its standard deviation as a shade, one panel a data set.
 
-    ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are
-    the ones of least contribution, which dropping a tenth-keeping share would remove.
+    ``panels`` maps a title to means and standard deviations, in ID order; as many units as lie left of
+    ``kept_from`` are dropped.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
