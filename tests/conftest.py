@@ -1,10 +1,12 @@
 """What several test files share: the real data, and small features to learn from."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from oodles import cli
 from oodles.features import Features
 from oodles.testing import example_features
 
@@ -23,3 +25,20 @@ def data() -> Path:
 def features() -> Features:
     """Features as a small ReLU network gives them, with labels and a head."""
     return example_features(rows=120, width=12, classes=4, seed=3)
+
+
+@pytest.fixture
+def oodles_run(workshop, monkeypatch, capsys):
+    """Run ``main`` in the file's own ``workshop`` as the shell would: arguments in, exit code and both streams out."""
+    monkeypatch.chdir(workshop)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["oodles", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        streams = capsys.readouterr()
+        return ended.value.code or 0, streams.out, streams.err
+
+    return run

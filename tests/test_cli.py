@@ -72,23 +72,6 @@ def workshop(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def oodles_run(workshop, monkeypatch, capsys):
-    """Run ``main`` as the shell would: arguments in, exit code and both streams out."""
-    monkeypatch.chdir(workshop)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["oodles", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        streams = capsys.readouterr()
-        return ended.value.code or 0, streams.out, streams.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def fitted(workshop, tmp_path_factory):
     """Features and a guard made by the commands themselves, the first in a process of its own."""

@@ -13,7 +13,6 @@ import torch
 from networks import one_thread  # noqa: F401
 from PIL import Image
 
-from oodles import cli
 from oodles.bench.experiment import load_experiment
 from oodles.bench.fetch import SOURCES
 from oodles.bench.run import benchmark
@@ -87,23 +86,6 @@ def workshop(tmp_path_factory):
     finally:
         sys.path.remove(str(root))
     return root
-
-
-@pytest.fixture
-def oodles_run(workshop, monkeypatch, capsys):
-    """Run ``main`` as the shell would: arguments in, exit code and both streams out."""
-    monkeypatch.chdir(workshop)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["oodles", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        streams = capsys.readouterr()
-        return ended.value.code or 0, streams.out, streams.err
-
-    return run
 
 
 @pytest.fixture

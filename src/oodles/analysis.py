@@ -83,7 +83,7 @@ class Variances:
     @property
     def ratio(self) -> Array:
         """Variance left after dropping, as a fraction of the whole; 1 where there was none to lose."""
-        return np.divide(self.direct_kept, self.direct_full, out=np.ones_like(self.full), where=self.direct_full > 0)
+        return _ratio(self.direct_kept, self.direct_full)
 
 
 def variances(head: Head, mask: Tensor, features: Features, part: Moments | None = None) -> Variances:
@@ -147,7 +147,7 @@ def variance_ratios(head: Head, id_moments: Moments, p: float, ood: Mapping[str,
     ratios = {}
     for name, features in ood.items():
         full, left = (part.numpy() for part in _output_variance(features, weight, kept))
-        ratios[name] = np.divide(left, full, out=np.ones_like(full), where=full > 0)
+        ratios[name] = _ratio(left, full)
     return ratios
 
 
@@ -156,6 +156,10 @@ def head_of(features: Features) -> Head:
     if features.head is None:
         raise DataError(f"{features} has no head; the analysis is of embeddings and the layer they enter")
     return features.head
+
+
+def _ratio(left: Array, full: Array) -> Array:
+    return np.divide(left, full, out=np.ones_like(full), where=full > 0)
 
 
 def _row(head: Head, label: int) -> Tensor:

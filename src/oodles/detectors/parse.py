@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oodles.calls import Call, read_call, read_expression
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
@@ -105,25 +106,16 @@ def _lacking(detector: Detector) -> list[str]:
     ]
 
 
-def _terms(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+def _terms(text: str) -> list[Call]:
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-        terms: list[tuple[str, list[Any], dict[str, Any]]] = []
+        node = read_expression(text)
+        terms: list[Call] = []
         while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            terms.append(_term(node.right))
+            terms.append(read_call(node.right))
             node = node.left
-        return [_term(node), *reversed(terms)]
-    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
+        return [read_call(node), *reversed(terms)]
+    except (ValueError, AttributeError):
         raise ArgumentError(f"{text!r} is no detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
-
-
-def _term(node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
-    if isinstance(node, ast.Name):
-        return node.id, [], {}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(word.arg for word in node.keywords):
-        named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
-        return node.func.id, [ast.literal_eval(value) for value in node.args], named
-    raise ValueError
 
 
 def _numbers(name: str, arguments: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Building a model from ``package.module:factory`` and filling it from a checkpoint that cannot run code."""
 
-import ast
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from oodles.calls import read_call, read_expression
 from oodles.errors import ArgumentError, FileError
 
 NESTS = ("state_dict", "model_state_dict", "model", "net")
@@ -23,7 +23,11 @@ def build_model(text: str) -> nn.Module:
     'DenseNet'
     """
     module_name, _, call = text.partition(":")
-    name, positional, named = _read_call(text, call)
+    try:
+        name, positional, named = read_call(read_expression(call))
+    except ValueError:
+        form = "package.module:factory or package.module:factory(...)"
+        raise ArgumentError(f"--model {text!r} is not of the form {form}") from None
     if not module_name or module_name.startswith("."):
         raise ArgumentError(f"--model {text!r} names no module before the colon; write package.module:factory")
     if str(Path.cwd()) not in sys.path:
@@ -92,16 +96,3 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise FileError(f"{path} holds {type(content).__name__}, not a state dict; save model.state_dict()")
     return content
-
-
-def _read_call(text: str, call: str) -> tuple[str, list[Any], dict[str, Any]]:
-    try:
-        node = ast.parse(call.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, [], {}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
-            return node.func.id, [ast.literal_eval(value) for value in node.args], named
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    raise ArgumentError(f"--model {text!r} is not of the form package.module:factory or package.module:factory(...)")

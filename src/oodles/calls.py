@@ -1,0 +1,35 @@
+"""Reading ``name(value, key=value)`` from text: names and literals, and nothing that could run."""
+
+import ast
+from typing import Any
+
+Call = tuple[str, list[Any], dict[str, Any]]
+"""A name, its positional values, its named values."""
+
+
+def read_expression(text: str) -> ast.expr:
+    """The syntax tree of a one-line expression; ValueError where the text is none."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{type(error).__name__} in {text[:40]!r}") from None
+
+
+def read_call(node: ast.expr) -> Call:
+    """A bare name, or a name called with literals; ValueError for anything else.
+
+    >>> read_call(read_expression("random_k(0.9, seed=3)"))
+    ('random_k', [0.9], {'seed': 3})
+    """
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError("not a name, nor a name called with values")  # noqa: TRY004 - the text is at fault, not a type
+    try:
+        named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
+        positional = [ast.literal_eval(value) for value in node.args]
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{node.func.id} is given something that is no literal") from error
+    if len(named) != len(node.keywords):
+        raise ValueError(f"{node.func.id} is given a key twice, or **")
+    return node.func.id, positional, named
