@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from oodles.calibration import Threshold as Threshold
     from oodles.calibration import calibrate as calibrate
     from oodles.detectors import DICE as DICE
+    from oodles.detectors import GODIN as GODIN
     from oodles.detectors import MSP as MSP
+    from oodles.detectors import ODIN as ODIN
     from oodles.detectors import BottomContribution as BottomContribution
     from oodles.detectors import Clip as Clip
     from oodles.detectors import Detector as Detector
     from oodles.detectors import Energy as Energy
     from oodles.detectors import Entropy as Entropy
     from oodles.detectors import LogitDetector as LogitDetector
+    from oodles.detectors import Mahalanobis as Mahalanobis
     from oodles.detectors import MaxLogit as MaxLogit
     from oodles.detectors import RandomContribution as RandomContribution
     from oodles.detectors import ReAct as ReAct
@@ -52,8 +55,14 @@ if TYPE_CHECKING:
     from oodles.guard import Verdict as Verdict
     from oodles.metrics import Row as Row
     from oodles.metrics import evaluate as evaluate
+    from oodles.perturb import Step as Step
+    from oodles.perturb import fgsm as fgsm
+    from oodles.perturb import perturb as perturb
     from oodles.selection import noise_features as noise_features
     from oodles.selection import select as select
+    from oodles.training import Recipe as Recipe
+    from oodles.training import train as train
+    from oodles.tuning import tune as tune
 
 __version__ = "0.1.0"
 
@@ -63,6 +72,7 @@ _HOMES = {
     "oodles.calibration": ("Threshold", "calibrate"),
     "oodles.detectors": (
         *("DICE", "MSP", "Energy", "Entropy", "MaxLogit", "ReAct", "Detector", "LogitDetector", "Clip"),
+        *("ODIN", "Mahalanobis", "GODIN"),
         *("TopContribution", "BottomContribution", "TopBottomContribution", "RandomContribution"),
         *("WeightPruning", "WeightDropout", "UnitPruning", "UnitDropout"),
         *("detector_list", "load_detector", "parse"),
@@ -73,7 +83,10 @@ _HOMES = {
     "oodles.functional": ("energy", "entropy", "max_logit", "msp"),
     "oodles.guard": ("Guard", "Verdict"),
     "oodles.metrics": ("Row", "evaluate"),
+    "oodles.perturb": ("Step", "fgsm", "perturb"),
     "oodles.selection": ("noise_features", "select"),
+    "oodles.training": ("Recipe", "train"),
+    "oodles.tuning": ("tune",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

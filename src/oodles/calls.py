@@ -1,6 +1,7 @@
-"""Reading ``name(value, key=value)`` from text: names and literals, and nothing that could run."""
+"""``name(value, key=value)`` from text and back: names and literals, and nothing that could run."""
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 Call = tuple[str, list[Any], dict[str, Any]]
@@ -33,3 +34,14 @@ def read_call(node: ast.expr) -> Call:
     if len(named) != len(node.keywords):
         raise ValueError(f"{node.func.id} is given a key twice, or **")
     return node.func.id, positional, named
+
+
+def write_call(name: str, arguments: Mapping[str, Any], bare: str = "") -> str:
+    """``name(value, other=...)``: the argument ``bare`` without its name, brackets only if needed.
+
+    >>> write_call("odin", {"temperature": 1000, "epsilon": 0.004}, "temperature")
+    'odin(1000, epsilon=0.004)'
+    """
+    given = {key: value.item() if hasattr(value, "item") else value for key, value in arguments.items()}
+    inside = ", ".join(repr(value) if key == bare else f"{key}={value!r}" for key, value in given.items())
+    return f"{name}({inside})" if inside else name

@@ -21,15 +21,14 @@ from rich.progress import (
 from torch import Tensor, nn
 
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.features import LAYER, SHARD_ELEMENTS, Features, check_columns, fingerprint, store_columns
-from oodles.locate import Located, locate
+from oodles.features import LAYER, SHARD_ELEMENTS, Features, Head, check_columns, fingerprint, store_columns
+from oodles.perturb import Step, look_with
 from oodles.store import Columns, Writer, stored_rows
-from oodles.tap import Tap, at_rest, logits_of, unwrap
+from oodles.tap import at_rest, unwrap
+from oodles.view import View
 
 IMAGE_KEYS = ("pixel_values", "image", "images")
 LABEL_KEYS = ("labels", "label")
-CPU_ROWS = 32
-"""Rows the network sees at a time on a CPU: its activations then stay in the caches (see benchmarks/)."""
 
 
 def extract(
@@ -38,6 +37,7 @@ def extract(
     *,
     layer: str | Literal[False] | None = None,
     layers: Sequence[str] = (),
+    steps: Sequence[Step] = (),
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     labels: bool = True,
@@ -51,23 +51,22 @@ def extract(
 
     The loader gives ``(images, labels)``, ``images``, or dicts with ``pixel_values`` or ``image``.
     The last layer is found and proved by itself; ``layer`` names it where that fails, and
-    ``layer=False`` asks for logits alone. ``layers`` names inner modules whose pooled activations
-    are kept too. ``labels=False`` leaves labels out, for data of other classes. The model comes back
-    exactly as it was.
+    ``layer=False`` leaves it alone and keeps logits. ``layers`` names inner modules whose pooled
+    activations are kept too, ``steps`` the input steps after which something is kept: a detector that
+    needs either says so in its ``layers`` and ``steps()``. ``labels=False`` leaves labels out, for data
+    of other classes. The model comes back exactly as it was.
 
     With ``store`` the features go to that folder shard by shard. If the folder already holds them,
     for this very model and these very images in batches of the same size, they are read instead of
     computed, and an extraction that was killed goes on from its last whole shard. ``note`` and
     ``prepared`` (how images were resized and normalised) are kept there for whoever reads them.
     """
-    if layer is False and layers:
-        raise ArgumentError("layer=False asks for logits alone, so layers= has nothing to add; leave one out")
     network = unwrap(model)
     unknown = [name for name in layers if name not in dict(network.named_modules())]
     if unknown:
         raise ArgumentError(f"layers= names {unknown[0]!r}, which is no module of {type(network).__name__}")
     with at_rest(model, device) as home:
-        run = _Run(network, layer, tuple(layers), home, labels, rows)
+        run = _Run(View(network, layer, layers), tuple(steps), home, labels, rows)
         with _bar(loader, progress) as advance:
             if store is None:
                 return _in_memory(run, loader, dtype, advance)
@@ -78,6 +77,7 @@ def extract(
                 "dtype": str(dtype),
                 "labels": labels,
                 "prepared": None if prepared is None else dict(prepared),
+                **({"steps": [[step.name, step.identity] for step in steps]} if steps else {}),
             }
             with Writer(Path(store), about, note) as writer:
                 _into_store(run, loader, dtype, writer, advance)
@@ -136,50 +136,30 @@ def as_labels(labels: Any, images: Tensor) -> Tensor | None:
     return classes
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
-    """One network at rest, its head found at the first batch, batches in and columns out."""
+    """One look at a network at rest: batches in, columns out."""
 
-    network: nn.Module
-    layer: str | Literal[False] | None
-    layers: tuple[str, ...]
+    view: View
+    steps: tuple[Step, ...]
     device: torch.device
     labels: bool
     rows: int | None
-    located: Located | None = None
-    tap: Tap | None = None
-
-    def __post_init__(self) -> None:
-        self.convolutional = any(isinstance(module, nn.Conv2d) for module in self.network.modules())
 
     def columns(self, images: Tensor, labels: Tensor | None) -> Columns:
         """What is kept of one batch of the loader."""
-        pieces = [self._piece(part) for part in torch.split(images, self.rows or self._usual_rows(images))]
-        columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        pieces = [
+            look_with(self.view, part, self.steps)
+            for part in self.view.pieces(images.to(self.device, non_blocking=True), self.rows)
+        ]
+        columns = {name: torch.cat([piece[name].float().cpu() for piece in pieces]) for name in pieces[0]}
         if labels is not None:
             columns["labels"] = labels.cpu()
         return columns
 
-    def head(self) -> dict[str, Tensor]:
-        return self.located.head.to("cpu").tensors() if self.located else {}
-
-    def _usual_rows(self, images: Tensor) -> int:
-        return CPU_ROWS if self.device.type == "cpu" and self.convolutional else len(images)
-
-    def _piece(self, images: Tensor) -> Columns:
-        images = images.to(self.device, non_blocking=True)
-        if images.ndim == 4 and self.convolutional and self.device.type == "cpu":
-            images = images.contiguous(memory_format=torch.channels_last)
-        if self.layer is False:
-            return {"logits": logits_of(self.network(images)).float().cpu()}
-        if self.located is None or self.tap is None:
-            self.located = locate(self.network, images, self.layer)
-            self.tap = Tap(self.network, self.located.sites, self.layers)
-        raw, entering, pooled = self.tap(images)
-        embedding = self.located.embedding(entering)
-        columns = {"embedding": embedding, "logits": self.located.logits(embedding, logits_of(raw))}
-        columns |= {LAYER + name: activation for name, activation in pooled.items()}
-        return {name: column.float().cpu() for name, column in columns.items()}
+    def head(self) -> Head | None:
+        """The last layer, once it has been found."""
+        return self.view.located.head.to("cpu") if self.view.located else None
 
 
 def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:
@@ -191,7 +171,7 @@ def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_
         raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
     columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    return Features(**columns, layers=layers, head=run.located.head.to("cpu") if run.located else None)
+    return Features(**columns, layers=layers, head=run.head())
 
 
 def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance") -> None:
@@ -208,8 +188,9 @@ def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Wr
     def close() -> None:
         nonlocal pending, inputs, rows
         columns = {name: torch.cat([part[name] for part in pending]) for name in pending[0]}
-        check_columns(columns, run.located.head.to("cpu") if run.located else None)
-        writer.write_head(run.head())
+        head = run.head()
+        check_columns(columns, head)
+        writer.write_head(head.tensors() if head is not None else {})
         writer.append(columns, inputs.hexdigest())
         pending, inputs, rows = [], hashlib.sha256(), 0
 

@@ -197,6 +197,18 @@ class Features:
             return self._head.classes
         return self._blocks[0].columns()["logits"].shape[1] if "logits" in self._names else 0
 
+    def holds(self, column: str) -> bool:
+        """Whether ``embedding``, ``logits``, ``labels``, ``head`` or ``layer.<name>`` is there."""
+        if column == "head":
+            return self._head is not None
+        return self.classes > 0 if column == "logits" else column in self._names
+
+    def column(self, name: str) -> Tensor:
+        """A column by its name: ``embedding``, ``logits``, ``labels`` or ``layer.<name>``."""
+        if not self.holds(name):
+            raise ShapeError(f"{self} holds no {name}; extract it from the model")
+        return self.logits if name == "logits" else self._column(name)
+
     def _column(self, name: str) -> Tensor:
         if name not in self._joined:
             parts = [block.columns()[name] for block in self._blocks]

@@ -13,11 +13,13 @@ from oodles.detectors import Detector, load_detector
 from oodles.detectors.base import KIND as DETECTOR_KIND
 from oodles.detectors.base import RECORD as DETECTOR_RECORD
 from oodles.detectors.base import SCHEMA as DETECTOR_SCHEMA
-from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
 from oodles.extraction import model_fingerprint
+from oodles.features import LAYER
 from oodles.files import Record, read_record, write_record
-from oodles.locate import Located, locate
-from oodles.tap import Tap, logits_of, unwrap
+from oodles.perturb import look_with
+from oodles.tap import logits_of, unwrap
+from oodles.view import View
 
 KIND = "guard"
 SCHEMA = 1
@@ -46,9 +48,8 @@ class Guard(nn.Module):
 
     def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, layer: Layer = None) -> None:
         super().__init__()
-        if not detector.fitted:
-            raise NotFittedError(f"{detector} has not been fitted; call .fit(features) first")
-        if layer is False and "embedding" in detector.scores_from:
+        detector.require_fitted()
+        if layer is False and detector.needs_head:
             raise ArgumentError(f"{detector} scores embeddings, so layer=False leaves it nothing to look at")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is no Threshold; make one with calibrate(id_scores)")
@@ -56,8 +57,7 @@ class Guard(nn.Module):
         self.detector = detector
         self.threshold = threshold
         self.layer: Layer = layer
-        self._found: tuple[Located, Tap] | None = None
-        self._headless = False
+        self._view: View | None = None
         self.prepared: Record | None = None
         self.eval()
 
@@ -67,57 +67,59 @@ class Guard(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moved to another device or precision, the last layer has to be looked at anew."""
-        self._found = None
+        self._view = None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Verdict:
-        """Label, score and decision of each image from one forward pass."""
+        """Label, score and decision of each image from one forward pass, and those of the detector's input steps."""
         if len(images) == 0:
             raise DataError("a guard was given no image; give at least one")
         if self.model.training:
             self.model.eval()
-        network = unwrap(self.model)
-        found = self._head(network, images)
-        if found is None:
-            logits = own = logits_of(network(images))
-            embedding = logits.new_empty(len(logits), 0)
-        else:
-            located, tap = found
-            output, entering, _ = tap(images)
-            logits = logits_of(output)
-            embedding = located.embedding(entering)
-            own = located.logits(embedding, logits) if located.finish else logits
+        view = self._looking(images)
+        output, entering, pooled = view.find(images)(images)
+        logits = own = logits_of(output)
+        embedding = logits.new_empty(len(logits), 0)
+        if view.located is not None:
+            embedding = view.located.embedding(entering)
+            own = view.located.logits(embedding, logits) if view.located.finish else logits
+        others = {LAYER + name: activation for name, activation in pooled.items()}
+        steps = self.detector.steps()
+        if steps:
+            others = look_with(view, images, steps)
+        columns = [embedding, own, *(others[name] for name in self.detector.extras)]
         # scores are made where and as the detector learned them, whatever device and precision the model runs in
         like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), embedding.float())
         with torch.autocast(logits.device.type, enabled=False):
-            score = self.detector(embedding.to(like), own.to(like)).to(logits.device)
+            score = self.detector(*(column.to(like) for column in columns)).to(logits.device)
         # a clip would turn an infinite activation into an ordinary one, and +inf would pass every threshold
-        sound = torch.isfinite(own).all(dim=1) & torch.isfinite(embedding).all(dim=1)
+        sound = torch.stack([torch.isfinite(column).all(dim=1) for column in columns]).all(dim=0)
         score = torch.where(sound, score, torch.nan)
         return Verdict(logits, logits.argmax(dim=-1), score, self.threshold.is_id(score))
 
-    def _head(self, network: nn.Module, images: Tensor) -> tuple[Located, Tap] | None:
-        """The last layer and a tap on it, found once; None where the detector can do without and there is none."""
-        if self.layer is False or self._headless:
-            return None
-        if self._found is None:
-            try:
-                located = locate(network, images, self.layer)
-            except HeadError:
-                if "embedding" in self.detector.scores_from:
-                    raise
-                self._headless = True
-                return None
-            shape = self.detector.shape_
-            seen = [located.head.width, located.head.classes]
-            if shape is not None and shape.tolist() != seen:
+    def _looking(self, images: Tensor) -> View:
+        """How the model is looked at: the last layer is found once, and left alone where the detector needs none."""
+        if self._view is not None:
+            return self._view
+        network = unwrap(self.model)
+        view = View(network, self.layer, self.detector.layers)
+        try:
+            view.find(images)
+        except HeadError:
+            if self.detector.needs_head:
+                raise
+            view = View(network, False, self.detector.layers)
+        shape = self.detector.shape_
+        if shape is not None and view.located is not None:
+            seen = [view.located.head.width, view.located.head.classes]
+            if shape.tolist() != seen:
                 raise ShapeError(
                     f"{self.detector} was fitted on (width, classes) {tuple(shape.tolist())}, this model has "
                     f"{tuple(seen)}; fit it on this model's features"
                 )
-            self._found = located, Tap(network, located.sites)
-        return self._found
+        self._view = view
+        return view
 
     def save(self, path: str | Path) -> None:
         """Write detector and threshold to the folder ``path``; the model itself stays with you.

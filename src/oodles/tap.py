@@ -57,7 +57,7 @@ def at_rest(model: nn.Module, device: torch.device | str | None = None) -> Itera
     flags = [(module, module.training) for module in model.modules()]
     homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     home = next(iter(homes), torch.device("cpu"))
-    target = home if device is None else _device(device)
+    target = home if device is None else usable_device(device)
     moved = target != home and len(homes) == 1
     try:
         model.eval()
@@ -72,7 +72,8 @@ def at_rest(model: nn.Module, device: torch.device | str | None = None) -> Itera
             module.training = training
 
 
-def _device(name: torch.device | str) -> torch.device:
+def usable_device(name: torch.device | str) -> torch.device:
+    """The device of that name, if tensors can be put on it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

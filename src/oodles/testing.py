@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from oodles.detectors import Detector, load_detector, parse
+from oodles.detectors.base import INPUTS
 from oodles.errors import ArgumentError, DataError, NotFittedError, OodlesError, ShapeError
-from oodles.features import Features, Head
+from oodles.features import LAYER, Features, Head
 
 Check = Callable[[Detector, Features], None]
 
@@ -31,25 +32,54 @@ def check_detector(detector: Detector, features: Features | None = None) -> None
     """Raise ``AssertionError`` unless the detector keeps every promise of the house.
 
     ``detector`` is not fitted by this; copies of it are. ``features`` are ID features to fit and score
-    on, :func:`example_features` unless given.
+    on, :func:`example_features` unless given, with made-up columns for the layers and input steps it needs.
     """
-    features = example_features() if features is None else features
+    features = with_passes(detector, example_features()) if features is None else features
     for check in CHECKS:
         # each check has rows of its own, so that one that writes into them cannot hide from the next
         check(copy.deepcopy(detector), _copy(features))
 
 
+def with_passes(detector: Detector, features: Features, seed: int = 0) -> Features:
+    """The features with made-up columns for the inner layers and input steps the detector asks for.
+
+    A step's column is what it keeps, moved a little, as the step itself would. A step that is only known once the
+    detector has been fitted is made up after a fit of a copy.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    layers = {name: features.embedding[:, : features.classes].clone() for name in detector.layers}
+    columns = {LAYER + name: column for name, column in layers.items()}
+    columns |= {"embedding": features.embedding, "logits": features.logits}
+    whole = Features(
+        features.embedding, logits=features.logits, labels=features.labels, head=features.head, layers=layers
+    )
+    fitted = copy.deepcopy(detector).fit(whole) if detector.learns_from else detector
+    for step in (*fitted.trials(), *fitted.steps()):
+        noise = torch.randn(columns[step.keep].shape, generator=generator)
+        layers[step.name] = columns[step.keep] + 0.01 * noise
+    return Features(
+        features.embedding, logits=features.logits, labels=features.labels, head=features.head, layers=layers
+    )
+
+
+def fit_and_tune(detector: Detector, features: Features) -> Detector:
+    """Fit, and settle what is open against the same rows with their columns shuffled."""
+    detector.fit(features)
+    return _tuned(detector, features)
+
+
 def unfitted_refuses(detector: Detector, features: Features) -> None:
     """A detector that has something to learn says so before it has learned it."""
-    if detector.learns_from:
+    if not detector.fitted:
         _raises(NotFittedError, lambda: detector.score(features), "scoring before fit")
+    if detector.learns_from:
         _raises(NotFittedError, lambda: detector.finish(), "finishing before observing")
 
 
 def fit_returns_self(detector: Detector, features: Features) -> None:
     """``fit`` gives the detector back, and scores are one finite number a row."""
     assert detector.fit(features) is detector, f"{detector}.fit must return the detector itself"
-    scores = detector.score(features)
+    scores = _tuned(detector, features).score(features)
     assert scores.shape == (len(features),), f"{detector} gives scores of shape {tuple(scores.shape)}"
     assert scores.dtype == torch.float32, f"{detector} gives {scores.dtype}, not float32"
     assert torch.isfinite(scores).all(), f"{detector} gives scores that are not finite"
@@ -57,7 +87,7 @@ def fit_returns_self(detector: Detector, features: Features) -> None:
 
 def rows_are_independent(detector: Detector, features: Features) -> None:
     """A row's score does not depend on the rows it is scored with, nor on their order."""
-    scores = detector.fit(features).score(features)
+    scores = fit_and_tune(detector, features).score(features)
     parts = torch.cat([detector.score(batch) for batch in features.batches(7)])
     _close(parts, scores, f"{detector}: scores depend on the batch size")
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
@@ -67,35 +97,36 @@ def rows_are_independent(detector: Detector, features: Features) -> None:
 
 def fit_forgets(detector: Detector, features: Features) -> None:
     """Fitting again is as if it were the first time, and both give the same scores."""
-    scores = copy.deepcopy(detector).fit(features).score(features)
-    detector.fit(features[: len(features) // 3]).fit(features)
+    scores = fit_and_tune(copy.deepcopy(detector), features).score(features)
+    detector.fit(features[: len(features) // 3])
+    fit_and_tune(detector, features)
     assert torch.equal(detector.score(features), scores), f"{detector}: a second fit remembers the first"
 
 
 def merge_is_one_fit(detector: Detector, features: Features) -> None:
     """Learning in parts, in any order, and merging gives what one fit gives."""
-    whole = copy.deepcopy(detector).fit(features).score(features)
+    whole = fit_and_tune(copy.deepcopy(detector), features).score(features)
     cut = len(features) // 3
     parts = [copy.deepcopy(detector).partial_fit(part) for part in (features[:cut], features[cut:])]
     _close(
-        copy.deepcopy(parts[0]).merge(parts[1]).finish().score(features),
+        _tuned(copy.deepcopy(parts[0]).merge(parts[1]).finish(), features).score(features),
         whole,
         f"{detector}: merge is not one fit",
     )
     _close(
-        copy.deepcopy(parts[1]).merge(parts[0]).finish().score(features),
+        _tuned(copy.deepcopy(parts[1]).merge(parts[0]).finish(), features).score(features),
         whole,
         f"{detector}: merge has an order",
     )
     folded = copy.deepcopy(detector)
     for batch in features.batches(11):
         folded.partial_fit(batch)
-    _close(folded.finish().score(features), whole, f"{detector}: partial_fit is not fit")
+    _close(_tuned(folded.finish(), features).score(features), whole, f"{detector}: partial_fit is not fit")
 
 
 def float32_agrees(detector: Detector, features: Features) -> None:
     """Scores in float32 agree with those in float64."""
-    detector.fit(features)
+    fit_and_tune(detector, features)
     wide = copy.deepcopy(detector).double().score(features.to(dtype=torch.float64))
     assert wide.dtype == torch.float64, f"{detector}.double() gives {wide.dtype}"
     _close(detector.score(features).double(), wide, f"{detector}: float32 and float64 disagree", 1e-4)
@@ -104,16 +135,15 @@ def float32_agrees(detector: Detector, features: Features) -> None:
 def inputs_are_untouched(detector: Detector, features: Features) -> None:
     """Neither fit nor score writes into its input."""
     embedding, logits = features.embedding.clone(), features.logits.clone()
-    detector.fit(features)
-    detector.score(features)
+    fit_and_tune(detector, features).score(features)
     assert torch.equal(features.embedding, embedding), f"{detector} changes embeddings"
     assert torch.equal(features.logits, logits), f"{detector} changes logits"
 
 
 def saving_keeps_scores(detector: Detector, features: Features) -> None:
     """A saved detector, and one filled from a state dict, give the same scores bit for bit."""
-    scores = copy.deepcopy(detector).fit(features).score(features)
-    fitted = copy.deepcopy(detector).fit(features)
+    scores = fit_and_tune(copy.deepcopy(detector), features).score(features)
+    fitted = fit_and_tune(copy.deepcopy(detector), features)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "detector"
         fitted.save(path)
@@ -128,32 +158,30 @@ def saving_keeps_scores(detector: Detector, features: Features) -> None:
 
 def exporting_keeps_scores(detector: Detector, features: Features) -> None:
     """``torch.export`` with a free number of rows gives the same scores, and NaN stays NaN."""
-    detector.fit(features)
+    fit_and_tune(detector, features)
     rows = {0: torch.export.Dim("rows", min=2, max=1 << 20)}
-    sample = (features.embedding[:2].float(), features.logits[:2].float())
-    program = torch.export.export(detector, sample, dynamic_shapes=(rows, rows)).module()
+    columns = [features.column(name).float() for name in (*INPUTS, *detector.extras)]
+    others = ((rows,) * len(detector.extras),) if detector.extras else ()
+    sample = tuple(column[:2] for column in columns)
+    program = torch.export.export(detector, sample, dynamic_shapes=(rows, rows, *others)).module()
     for count in (2, 9):
-        columns = features.embedding[:count].float(), features.logits[:count].float()
         with torch.no_grad():
-            exported = program(*columns)
+            exported = program(*(column[:count] for column in columns))
         _close(exported, detector.score(features[:count]), f"{detector}: the exported graph differs")
-    broken = (
-        torch.full_like(features.embedding[:2], torch.nan),
-        torch.full_like(features.logits[:2], torch.nan),
-    )
-    assert torch.isnan(detector(*broken)).all(), f"{detector}: a NaN input gets a score that is a number"
+    broken = detector(*(torch.full_like(column[:2], torch.nan) for column in columns))
+    assert torch.isnan(broken).all(), f"{detector}: a NaN input gets a score that is a number"
 
 
 def bad_input_is_named(detector: Detector, features: Features) -> None:
     """Wrong widths, NaN and nothing at all raise the named errors."""
-    detector.fit(features)
+    fit_and_tune(detector, features)
     head = features.head
     assert head is not None
     if "embedding" in detector.scores_from:
         wider = Features(torch.rand(4, features.width + 1), head=Head(torch.rand(features.classes, features.width + 1)))
         _raises(ShapeError, lambda: detector.score(wider), "another width")
         _raises(OodlesError, lambda: detector.score(Features(logits=features.logits)), "logits alone")
-    elif detector.learns_from:
+    elif detector.learns_from and "logits" in detector.scores_from:
         _raises(
             ShapeError,
             lambda: detector.score(Features(logits=torch.rand(4, features.classes + 1))),
@@ -190,7 +218,18 @@ def _has_a_name(detector: Detector) -> bool:
 
 def _copy(features: Features) -> Features:
     labels = None if features.labels is None else features.labels.clone()
-    return Features(features.embedding.clone(), logits=features.logits.clone(), labels=labels, head=features.head)
+    layers = {name: column.clone() for name, column in features.layers.items()}
+    embedding, logits = features.embedding.clone(), features.logits.clone()
+    return Features(embedding, logits=logits, labels=labels, head=features.head, layers=layers)
+
+
+def _tuned(detector: Detector, features: Features) -> Detector:
+    if not detector.tuned:
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(2))
+        layers = {name: column[order].flip(1) for name, column in features.layers.items()}
+        embedding = features.embedding[order].flip(1)
+        detector.tune(features, Features(embedding, logits=features.logits, head=features.head, layers=layers))
+    return detector
 
 
 def _close(got: Tensor, want: Tensor, complaint: str, tolerance: float = 1e-5) -> None:

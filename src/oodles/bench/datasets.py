@@ -3,6 +3,7 @@
 The readers of :mod:`oodles.bench.readers` can be imported from here too.
 """
 
+import hashlib
 import itertools
 import os
 from collections import deque
@@ -34,17 +35,20 @@ __all__ = [
     "IMAGENET",
     "ImageLoader",
     "ImageSet",
+    "Pixels",
     "Transform",
     "first_per_class",
     "open_image",
     "open_images",
     "read_cifar",
     "read_folder",
+    "read_pixels",
     "read_svhn",
     "read_zip",
 ]
 
 BATCH = 256
+MAX_MEMORY = 16_000_000_000
 WORKERS = min(16, max(2, os.cpu_count() or 2))
 
 
@@ -77,10 +81,10 @@ class Transform:
         pixels = np.asarray(image.crop((left, top, left + self.size, top + self.size)))
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    def normalise(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
+    def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes ``(n, 3, h, w)`` to the network's floats."""
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
-        return (torch.from_numpy(pixels).float() / 255 - mean) / std
+        mean, std = (torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        return (pixels.float() / 255 - mean) / std
 
 
 CIFAR = Transform(32, 32, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -117,6 +121,12 @@ class ImageLoader:
         return -(-len(self.images) // self.batch)
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        for pixels, labels in self.pixels():
+            images = self.transform.normalise(pixels)
+            yield images if labels is None else (images, labels)
+
+    def pixels(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The same batches as bytes, with their labels if they are wanted and known."""
         self.bad, self.names = [], []
         with ThreadPoolExecutor(self.workers) as pool:
             ahead: deque[list[Future[_Decoded]]] = deque()
@@ -161,12 +171,12 @@ class ImageLoader:
         except Exception as error:  # one picture, however broken, must not stop the others
             return _Decoded(row, None, f"{self.images.names[row]}: {error}")
 
-    def _stack(self, good: Sequence["_Decoded"]) -> Tensor | tuple[Tensor, Tensor]:
+    def _stack(self, good: Sequence["_Decoded"]) -> tuple[Tensor, Tensor | None]:
         self.names += [self.images.names[item.row] for item in good]
-        images = self.transform.normalise(np.stack([item.pixels for item in good if item.pixels is not None]))
+        pixels = torch.from_numpy(np.stack([item.pixels for item in good if item.pixels is not None]))
         if not self.labelled or self.images.labels is None:
-            return images
-        return images, torch.from_numpy(self.images.labels[[item.row for item in good]])
+            return pixels, None
+        return pixels, torch.from_numpy(self.images.labels[[item.row for item in good]])
 
 
 @dataclass(frozen=True)
@@ -174,3 +184,44 @@ class _Decoded:
     row: int
     pixels: npt.NDArray[np.uint8] | None
     complaint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """A labelled image set decoded into memory, as bytes: what training goes over again and again."""
+
+    name: str
+    pixels: Tensor
+    labels: Tensor
+    transform: Transform
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Bytes to the network's floats."""
+        return self.transform.normalise(pixels)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the pixels, the labels and how they are normalised."""
+        digest = hashlib.sha256(repr(self.transform).encode())
+        for part in (self.pixels, self.labels):
+            digest.update(part.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def read_pixels(images: ImageSet, transform: Transform, *, skip_bad: bool = False) -> Pixels:
+    """Decode every image of a labelled set."""
+    if images.labels is None:
+        raise DataError(f"{images.name} has no labels; put the images of each class in a folder of its own")
+    needed = len(images) * 3 * transform.size**2
+    if needed > MAX_MEMORY:
+        raise DataError(
+            f"{images.name}: {len(images):,} images of {transform.size}x{transform.size} take {needed / 1e9:.0f} GB "
+            f"decoded, more than the {MAX_MEMORY / 1e9:.0f} GB that are kept in memory; give fewer or smaller ones"
+        )
+    loader = ImageLoader(images, transform, skip_bad=skip_bad)
+    parts = [(pixels, labels) for pixels, labels in loader.pixels() if labels is not None]
+    pixels, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Pixels(images.name, pixels, labels, transform, images.classes)

@@ -11,6 +11,9 @@ AVERAGE = "average"
 
 _CIFAR = {
     "msp": "MSP",
+    "odin(epsilon=0.004, std=(0.2023, 0.1994, 0.201))": "ODIN",
+    "mahalanobis(layers=('conv1', 'trans1', 'trans2'))": "Mahalanobis",
+    "godin": "GODIN",
     "energy": "Energy",
     "react(90)+energy": "ReAct",
     "react(threshold=1.0)+energy": "ReAct",
@@ -25,6 +28,8 @@ METHODS = {
     "cifar100": _CIFAR,
     "imagenet": {
         "msp": "MSP",
+        "odin(epsilon=0.0)": "ODIN",
+        "mahalanobis(layers=('maxpool', 'layer1', 'layer2', 'layer3'), epsilon=0.001)": "Mahalanobis",
         "energy": "Energy",
         "react(threshold=1.0)+energy": "ReAct",
         "dice(0.7)+energy": "DICE",

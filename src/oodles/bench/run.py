@@ -27,8 +27,21 @@ def benchmark(
         raise DataError("there is no OOD set to tell the ID rows from; give at least one")
     named = detectors if isinstance(detectors, Mapping) else {detector.spec: detector for detector in detectors}
     fit_together(list(named.values()), train)
+    return judge(named, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
+
+
+def judge(
+    detectors: Mapping[str, Detector],
+    *,
+    test: Features,
+    ood: Mapping[str, Features],
+    id_set: str = "id",
+    run: str = "",
+    bootstrap: int = 0,
+) -> list[Row]:
+    """The rows of detectors that are fitted already."""
     rows = []
-    for name, detector in named.items():
+    for name, detector in detectors.items():
         id_scores = detector.score(test)
         for ood_set, features in ood.items():
             names = Names(detector=name, id_set=id_set, ood_set=ood_set, run=run)

@@ -11,6 +11,10 @@ from oodles.errors import ArgumentError, DataError
 Places = tuple[str, ...]
 """Where a set may lie below the data folder; the first that is there counts, since archives unpack in many ways."""
 
+CIFAR_ODIN = "odin(epsilon=0.004, std=(0.2023, 0.1994, 0.201))"
+DENSENET_MAHALANOBIS = "mahalanobis(layers=('conv1', 'trans1', 'trans2'))"
+RESNET_MAHALANOBIS = "mahalanobis(layers=('maxpool', 'layer1', 'layer2', 'layer3'), epsilon=0.001)"
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -111,7 +115,7 @@ def _cifar(classes: int, train: str, test: str) -> Suite:
             "places365": ("places365/test_subset", "places365/images", "places365"),
         },
         transform=CIFAR,
-        detectors=("msp", "energy", "react(90)", "dice(0.9)"),
+        detectors=("msp", CIFAR_ODIN, DENSENET_MAHALANOBIS, "energy", "react(90)", "dice(0.9)"),
         p=0.9,
         extra={"places_crop": ("places_crop/images",)},
         per_class={"svhn": 1000},
@@ -131,7 +135,10 @@ _IMAGENET = Suite(
         "textures": ("dtd/images",),
     },
     transform=IMAGENET,
-    detectors=("msp", "energy", "react(threshold=1.0)", "dice(0.7)", "react(threshold=1.0)+dice(0.1)"),
+    detectors=(
+        *("msp", "odin(epsilon=0.0)", RESNET_MAHALANOBIS, "energy"),
+        *("react(threshold=1.0)", "dice(0.7)", "react(threshold=1.0)+dice(0.1)"),
+    ),
     p=0.7,
 )
 

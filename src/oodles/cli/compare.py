@@ -100,6 +100,7 @@ def bench(
     from oodles.bench.suites import suite as find_suite
     from oodles.bench.tables import TABLES, detectors_of
     from oodles.detectors import detector_list, parse
+    from oodles.models.deconf import cosine_layer
 
     if list_suites:
         _list_suites(data)
@@ -115,7 +116,6 @@ def bench(
     if out is not None and out.is_file():
         raise ArgumentError(f"--out {out} is a file; it takes a folder")
     own = [parse(text).spec for text in detector or []]
-    standard = chosen.detectors if chosen is not None else tuple(each.spec for each in detector_list())
     sets = _sets(chosen, data, {"train": train, "test": test, **named_paths(ood or [])}, without or [])
     factory = model or (chosen.model if chosen is not None else None)
     if chosen is not None and len(sets) < 3:
@@ -130,12 +130,28 @@ def bench(
     for run, path in _runs(checkpoint or []).items():
         network = load_model(factory, path)
         home = store / id_set / (run if limit is None else f"{run}-{limit}")
-        extraction = Extraction(how, home, limit, layer, device, skip_bad, lambda text: notices.print(plain(text)))
-        features = extraction.features(network, sets)
-        resamples = 1000 if intervals else 0
-        compared = own or list(standard)
+        standard = [each.spec for each in detector_list()] if chosen is None else list(chosen.detectors)
+        headless = cosine_layer(network) is not None
+        if headless:
+            notices.print("a DeConf head: only scores of its logits and cosines apply")
+            standard = ["msp", "max_logit", "energy", "entropy", "godin"]
+            tables = ["main"]
+        extraction = Extraction(
+            how, home, limit, False if headless else layer, device, skip_bad, lambda text: notices.print(plain(text))
+        )
+        compared = own or standard
+        deep = [each for each in map(parse, compared) if each.needs_network] if "main" in tables else []
         run_tables(
-            tables, features, main=compared, p=sparsity, id_set=id_set, run=run, bootstrap=resamples, into=result
+            tables,
+            extraction.features(network, sets),
+            main=compared,
+            p=sparsity,
+            id_set=id_set,
+            run=run,
+            bootstrap=1000 if intervals else 0,
+            deep=deep,
+            passes=extraction.passes(network, sets, deep) if deep else None,
+            into=result,
         )
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
@@ -176,13 +192,15 @@ def select(
 
     from oodles.bench.datasets import ImageLoader, open_images
     from oodles.bench.sweep import PAPER_GRID
-    from oodles.detectors import parse
+    from oodles.detectors import LogitDetector, parse
     from oodles.extraction import extract
     from oodles.plots import check_picture, save_figure, selection_curve
     from oodles.selection import FINE_GRID, NoiseImages
     from oodles.selection import select as choose
 
     chosen = parse(detector)
+    if not isinstance(chosen, LogitDetector):
+        raise ArgumentError(f"--detector {detector} has no sparsifier, so no p to choose")
     chosen.with_p(0.5)
     if out is not None:
         check_picture(out)

@@ -1,8 +1,10 @@
 """The detectors: they see ``Features`` and give scores, never a model or a loader."""
 
 from oodles.detectors.base import Detector, fit_together
+from oodles.detectors.gaussian import Mahalanobis
+from oodles.detectors.gradient import GODIN, ODIN
 from oodles.detectors.logit import DICE, MSP, Energy, Entropy, LogitDetector, MaxLogit, ReAct
-from oodles.detectors.parse import STAGES, detector_list, load_detector, parse
+from oodles.detectors.parse import STAGES, WHOLES, detector_list, load_detector, parse
 from oodles.detectors.stages import (
     BottomContribution,
     Clip,
@@ -19,14 +21,18 @@ from oodles.detectors.stages import (
 
 __all__ = [
     "DICE",
+    "GODIN",
     "MSP",
+    "ODIN",
     "STAGES",
+    "WHOLES",
     "BottomContribution",
     "Clip",
     "Detector",
     "Energy",
     "Entropy",
     "LogitDetector",
+    "Mahalanobis",
     "MaxLogit",
     "RandomContribution",
     "ReAct",

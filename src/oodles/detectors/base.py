@@ -9,10 +9,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from oodles.calls import write_call
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.files import member, read_record, write_record, write_tensors
+from oodles.perturb import Step
 
 KIND = "detector"
 SCHEMA = 1
@@ -45,11 +47,21 @@ class Detector(Described):
     fold in pieces, for data that arrives in parts or is seen by many processes.
 
     A method says what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``,
-    ``head``) and writes :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`.
+    ``head``, ``layer.<name>``) and writes :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`.
+
+    One that needs more of the network than embeddings says so, and whoever has the network runs it: ``layers``
+    are the inner modules to keep, :meth:`steps` the input steps it scores after. What is left to choose with the
+    network at hand (``tuned`` is False) is decided by :func:`oodles.tune` from the :meth:`trials` on held-out images,
+    and on adversarial copies of them where the method ``learns_against`` such; it fills the buffers ``tunes``.
+    ``remarks`` say what a fit left out, if anything.
     """
 
     learns_from: tuple[str, ...] = ()
     scores_from: tuple[str, ...] = ("embedding", "logits")
+    layers: tuple[str, ...] = ()
+    learns_against = False
+    tunes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     shape_: Tensor | None
 
     def __init__(self) -> None:
@@ -73,13 +85,34 @@ class Detector(Described):
         """Turn the statistics into buffers."""
 
     @abstractmethod
-    def forward(self, embedding: Tensor, logits: Tensor) -> Tensor:
-        """Scores ``(n,)`` from ``(n, m)`` and ``(n, C)``; one not in ``scores_from`` may be ``(n, 0)``."""
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        """Scores ``(n,)`` from ``(n, m)`` and ``(n, C)``; one not in ``scores_from`` may be ``(n, 0)``.
+
+        ``others`` are the further columns of ``scores_from``, in its order.
+        """
 
     @property
-    @abstractmethod
     def spec(self) -> str:
-        """The detector in one line that :func:`oodles.parse` reads back."""
+        """The detector in one line that :func:`oodles.parse` reads back: its name and what is not a default."""
+        usual = {name: given.default for name, given in inspect.signature(type(self)).parameters.items()}
+        given = {name: value for name, value in self.arguments().items() if value != usual[name]}
+        return write_call(type(self).__name__.lower(), given)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The input steps scores are made after, as far as they are known."""
+        return ()
+
+    def trials(self) -> tuple[Step, ...]:
+        """The input steps whose outcome on held-out images :meth:`tune` wants to see."""
+        return ()
+
+    def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
+        """Decide what could not be learned from embeddings."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether nothing is left for :func:`oodles.tune`."""
+        return True
 
     # Fitting ----------------------------------------------------------------------------------
 
@@ -126,26 +159,50 @@ class Detector(Described):
     @property
     def fitted(self) -> bool:
         """Whether there is nothing left to learn."""
-        return not self.learns_from or self.shape_ is not None
+        return self.tuned and (not self.learns_from or self.shape_ is not None)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The columns it scores from beside embedding and logits."""
+        return tuple(column for column in self.scores_from if column not in INPUTS)
 
     # Scoring ----------------------------------------------------------------------------------
 
     def score(self, features: Features) -> Tensor:
         """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is."""
+        self.require_fitted()
         self._require(features, self.scores_from, "scores from")
-        if not self.fitted:
-            raise NotFittedError(f"{self} has not been fitted; call .fit(features) first")
         self._check_shape(features)
         floating = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
         with torch.no_grad():
             parts = []
             for batch in features.batches():
-                columns = [getattr(batch, name) if name in self.scores_from else None for name in INPUTS]
+                columns = [batch.column(name) if name in self.scores_from else None for name in INPUTS]
+                columns += [batch.column(name) for name in self.extras]
                 first = next(column for column in columns if column is not None)
                 like = floating if floating is not None else first.new_empty(0, dtype=_score_dtype(first))
                 nothing = like.new_empty(len(batch), 0)
                 parts.append(self(*(nothing if column is None else column.to(like) for column in columns)).cpu())
         return torch.cat(parts)
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether plain features are not enough: inner layers, input steps, or something left to tune."""
+        return bool(self.layers or self.steps() or not self.tuned)
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether there must be a last linear layer to look at."""
+        return bool({"embedding", "head"} & {*self.learns_from, *self.scores_from})
+
+    def require_fitted(self) -> None:
+        """Raise unless there is nothing left to learn."""
+        if self.fitted:
+            return
+        remedy = "call .fit(features) first"
+        if not self.tuned and (not self.learns_from or self.shape_ is not None):
+            remedy = "call oodles.tune([detector], model, held_out_loader) first"
+        raise NotFittedError(f"{self} has not been fitted; {remedy}")
 
     def _check_shape(self, features: Features) -> None:
         if self.shape_ is None:
@@ -169,13 +226,7 @@ class Detector(Described):
             raise ShapeError(f"{self} has observed features of another head; are all of them from the same model?")
 
     def _require(self, features: Features, columns: tuple[str, ...], verb: str) -> None:
-        have = {
-            "embedding": features.width > 0,
-            "logits": features.classes > 0,
-            "labels": features.labels is not None if "labels" in columns else True,
-            "head": features.head is not None,
-        }
-        missing = [column for column in columns if not have[column]]
+        missing = [column for column in columns if not features.holds(column)]
         if missing:
             raise ShapeError(
                 f"{self} {verb} the {missing[0]}, which {features} does not hold; extract it from the model"
@@ -211,8 +262,7 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Write ``detector.json`` and the tensors it points at; replacing an older one is one atomic step."""
-    if not detector.fitted:
-        raise NotFittedError(f"{detector} has not been fitted, so there is nothing to save")
+    detector.require_fitted()
     state = detector.state_dict()
     before = _tensor_file(folder)
     entry = write_tensors(folder, "detector", state)

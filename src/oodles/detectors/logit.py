@@ -91,7 +91,7 @@ class LogitDetector(Detector):
         self.weight_ = weight.clone()
         self.bias_ = torch.zeros_like(weight[:, 0]) if head.bias is None else head.bias.clone()
 
-    def forward(self, embedding: Tensor, logits: Tensor) -> Tensor:
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         """One matrix product, whatever the stages."""
         if not self.dense:
             for shape in self.shapes:

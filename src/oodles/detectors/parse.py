@@ -9,6 +9,8 @@ from typing import Any
 
 from oodles.calls import Call, read_call, read_expression
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
+from oodles.detectors.gaussian import Mahalanobis
+from oodles.detectors.gradient import GODIN, ODIN
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
 from oodles.errors import ArgumentError, FileError
@@ -21,33 +23,41 @@ STAGES: dict[str, Callable[..., Any]] = {
 """Every name :func:`parse` knows, in the order they are applied."""
 
 
-def parse(text: str) -> LogitDetector:
+WHOLES: dict[str, type[Detector]] = {kind.__name__.lower(): kind for kind in (ODIN, Mahalanobis, GODIN)}
+"""Detectors that are no chain of stages."""
+
+
+def parse(text: str) -> Detector:
     """Read a detector: any number of shapes, at most one sparsifier, at most one score (else energy).
+
+    Or one that is no chain of stages, alone: ``odin(1000, 0.004)``, ``mahalanobis``, ``godin``.
 
     >>> parse("react(90)+dice(0.7)").spec
     'react(90)+dice(0.7)+energy'
+    >>> parse("odin(1000, 0.004)").spec
+    'odin(epsilon=0.004)'
     """
+    terms = _terms(text)
+    if len(terms) == 1 and terms[0][0] in WHOLES:
+        name, positional, named = terms[0]
+        kind = WHOLES[name]
+        return kind(**_arguments(text, name, list(inspect.signature(kind).parameters), positional, named))
+    return _chain(text, terms)
+
+
+def _chain(text: str, terms: list[Call]) -> LogitDetector:
     shapes: list[Shape] = []
     sparsifiers: list[Sparsifier] = []
     scores: list[Callable[..., Any]] = []
-    for name, positional, named in _terms(text):
+    for name, positional, named in terms:
+        if name in WHOLES:
+            raise ArgumentError(f"{name} in {text!r} is a whole detector and stands alone; give it by itself")
         if name not in STAGES:
-            raise ArgumentError(f"{name!r} in {text!r} is no stage; the names are {', '.join(STAGES)}")
+            raise ArgumentError(f"{name!r} in {text!r} is no stage; the names are {', '.join((*STAGES, *WHOLES))}")
         stage = STAGES[name]
         score = stage in SCORES
         parameters = list(inspect.signature(stage).parameters)[1 if score else 0 :]
-        if len(positional) > len(parameters):
-            takes = ", ".join(parameters) or "nothing"
-            raise ArgumentError(f"{name} takes {takes}, not {len(positional)} values, in {text!r}")
-        arguments = dict(zip(parameters, positional, strict=False))
-        twice = next((key for key in named if key in arguments), None)
-        if twice is not None:
-            raise ArgumentError(f"{name} in {text!r} is given {twice} twice")
-        arguments |= named
-        strange = [key for key in arguments if key not in parameters]
-        if strange:
-            raise ArgumentError(f"{name} has no {strange[0]!r} in {text!r}; it takes {', '.join(parameters)}")
-        _numbers(name, arguments)
+        arguments = _arguments(text, name, parameters, positional, named)
         if score:
             scores.append(partial(stage, **arguments) if arguments else stage)
         elif issubclass(stage, Shape):  # type: ignore[arg-type]
@@ -72,7 +82,7 @@ def load_detector(path: str | Path) -> Detector:
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise FileError(f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {detail}") from None
-    lacking = _lacking(detector) if detector.learns_from else []
+    lacking = _lacking(detector)
     if lacking:
         raise FileError(
             f"{folder / record['tensors']['file']} does not hold a fitted {detector}: {', '.join(lacking)} missing"
@@ -80,7 +90,7 @@ def load_detector(path: str | Path) -> Detector:
     return detector
 
 
-def detector_list() -> list[LogitDetector]:
+def detector_list() -> list[Detector]:
     """One of each: the detectors of the paper's tables, then its ablations, at their default settings."""
     texts = [
         "msp",
@@ -98,12 +108,13 @@ def detector_list() -> list[LogitDetector]:
 
 def _lacking(detector: Detector) -> list[str]:
     """Buffers nobody has filled; a state dict does not list them, so loading cannot miss them by itself."""
-    return [
+    learned = [
         f"{name}.{buffer}" if name else buffer
         for name, module in detector.named_modules()
         for buffer, value in module._buffers.items()
-        if value is None
+        if value is None and buffer not in detector.tunes
     ]
+    return (learned if detector.learns_from else []) + ([] if detector.tuned else list(detector.tunes))
 
 
 def _terms(text: str) -> list[Call]:
@@ -118,9 +129,35 @@ def _terms(text: str) -> list[Call]:
         raise ArgumentError(f"{text!r} is no detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
 
 
-def _numbers(name: str, arguments: dict[str, Any]) -> None:
+def _arguments(
+    text: str, name: str, parameters: list[str], positional: list[Any], named: dict[str, Any]
+) -> dict[str, Any]:
+    """The values by the name of their parameter."""
+    if len(positional) > len(parameters):
+        takes = ", ".join(parameters) or "nothing"
+        raise ArgumentError(f"{name} takes {takes}, not {len(positional)} values, in {text!r}")
+    arguments = dict(zip(parameters, positional, strict=False))
+    twice = next((key for key in named if key in arguments), None)
+    if twice is not None:
+        raise ArgumentError(f"{name} in {text!r} is given {twice} twice")
+    arguments |= named
+    strange = [key for key in arguments if key not in parameters]
+    if strange:
+        raise ArgumentError(f"{name} has no {strange[0]!r} in {text!r}; it takes {', '.join(parameters)}")
+    _check_values(name, arguments)
+    return arguments
+
+
+def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
-        if key == "by" and isinstance(value, str):
+        if key in ("by", "layer") and isinstance(value, str):
+            continue
+        if key == "layers" and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            continue
+        if key == "std" and isinstance(value, list | tuple):
+            _check_values(name, {f"{key}[{place}]": item for place, item in enumerate(value)})
+            continue
+        if key == "epsilon" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
             raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a number was expected")

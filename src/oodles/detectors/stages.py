@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from oodles.calls import write_call
 from oodles.detectors.base import Described, adopt_buffers
 from oodles.errors import ArgumentError
 from oodles.functional import clip, contribution, keep_largest, keep_random, keep_units
@@ -39,7 +40,11 @@ class Stage(Described):
         """The stage as written on the command line, e.g. ``react(90)``."""
         usual = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
         first = next(iter(usual))
-        given = {name: value for name, value in self.arguments().items() if name == first or value != usual[name]}
+        given = {
+            name: value
+            for name, value in self.arguments().items()
+            if value is not None and (name == first or value != usual[name])
+        }
         return write_call(self.name, given, first)
 
 
@@ -225,7 +230,7 @@ class Score(nn.Module):
                 f"the score {getattr(self.function, '__name__', self.function)} has no name to be saved under; "
                 f"the named ones are {known}"
             )
-        return write_call(self.function.__name__, self.settings)
+        return write_call(self.function.__name__, self.settings, "temperature")
 
     def extra_repr(self) -> str:
         """The function and its parameters."""
@@ -251,15 +256,3 @@ SPARSIFIERS: tuple[type[Sparsifier], ...] = (
     UnitPruning,
     UnitDropout,
 )
-
-
-def write_call(name: str, arguments: Mapping[str, Any], bare: str = "temperature") -> str:
-    """``name(value, other=...)``: the argument ``bare`` without its name, None left out, brackets only if needed."""
-    given = [(key, value) for key, value in arguments.items() if value is not None]
-    inside = ", ".join(f"{_plain(value)!r}" if key == bare else f"{key}={_plain(value)!r}" for key, value in given)
-    return f"{name}({inside})" if inside else name
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number as Python's own, which reads back from text."""
-    return value.item() if hasattr(value, "item") else value

@@ -11,9 +11,6 @@ from oodles.functional import Quantiles
 class Statistic(Protocol):
     """Takes in batches one by one; two of them merge into what one would have seen."""
 
-    def add(self, values: Tensor) -> None:
-        """Take in the values of one batch, ``(n, m)``."""
-
     def merge(self, other: Self) -> None:
         """Take in everything the other has seen, leaving it as it was."""
 
@@ -90,6 +87,50 @@ class Moments:
         self._scatter = self._scatter + scatter + torch.outer(step, step) * (self.count * count / total)
         self._mean = self._mean + step * (count / total)
         self.count = total
+
+
+class ClassMoments:
+    """The mean of each class, and the scatter of all rows about the mean of their own class, in float64.
+
+    >>> part = ClassMoments()
+    >>> part.add(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([0, 0, 1]), 2)
+    >>> part.means.T, part.within()
+    (tensor([[1., 9.]], dtype=torch.float64), tensor([[0.6667]], dtype=torch.float64))
+    """
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(0)
+        self.means = torch.zeros(0, 0)
+        self._scatter = torch.zeros(0, 0)
+
+    def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
+        """Add the rows of one batch."""
+        rows, labels = values.detach().double().cpu(), labels.cpu()
+        counts = torch.bincount(labels, minlength=classes).double()
+        sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
+        means = sums / counts.clamp(min=1)[:, None]
+        centred = rows - means[labels]
+        self._take(counts, means, centred.T @ centred)
+
+    def merge(self, other: "ClassMoments") -> None:
+        """Add another's rows."""
+        if len(other.counts):
+            self._take(other.counts, other.means, other._scatter)
+
+    def within(self) -> Tensor:
+        """The covariance all classes share: the scatter about the class means, divided by the number of rows."""
+        return self._scatter / self.counts.sum()
+
+    def _take(self, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
+        if not len(self.counts):
+            self.counts, self.means, self._scatter = counts.clone(), means.clone(), scatter.clone()
+            return
+        total = self.counts + counts
+        step = means - self.means
+        weight = self.counts * counts / total.clamp(min=1)
+        self._scatter = self._scatter + scatter + (step * weight[:, None]).T @ step
+        self.means = self.means + step * (counts / total.clamp(min=1))[:, None]
+        self.counts = total
 
 
 EMBEDDING_STATISTICS: dict[str, type[Mean] | type[Quantiles]] = {"mean": Mean, "activations": Quantiles}

@@ -1,7 +1,18 @@
 """Networks that come with the house, and loading any other ``nn.Module`` classifier by name."""
 
+from oodles.models.deconf import DeConf
 from oodles.models.densenet import DenseNet, densenet101
 from oodles.models.loading import build_model, load_checkpoint
 from oodles.models.resnet import resnet50
+from oodles.models.small import SmallResNet, small_resnet
 
-__all__ = ["DenseNet", "build_model", "densenet101", "load_checkpoint", "resnet50"]
+__all__ = [
+    "DeConf",
+    "DenseNet",
+    "SmallResNet",
+    "build_model",
+    "densenet101",
+    "load_checkpoint",
+    "resnet50",
+    "small_resnet",
+]

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oodles.models.deconf import with_head
+
 
 class Bottleneck(nn.Module):
     """BN-ReLU-1x1 then BN-ReLU-3x3; its output is appended to its input."""
@@ -79,10 +81,12 @@ class DenseNet(nn.Module):
         return logits
 
 
-def densenet101(num_classes: int = 10) -> DenseNet:
+def densenet101(num_classes: int = 10, head: str = "linear") -> nn.Module:
     """The network of the paper's CIFAR tables: depth 100, growth 12, reduction 0.5, 342 units.
+
+    ``head="deconf"`` gives it the head of Generalized ODIN.
 
     >>> densenet101(10).fc.in_features
     342
     """
-    return DenseNet(num_classes)
+    return with_head(DenseNet(num_classes), head)

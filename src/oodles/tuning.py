@@ -1,0 +1,87 @@
+"""``tune``: what a detector can only decide with the network at hand, from held-out ID images."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from oodles.detectors import Detector
+from oodles.errors import ArgumentError, DataError, NotFittedError
+from oodles.extraction import as_labels, extract, split_batch
+from oodles.perturb import Step, channel_bounds, fgsm
+
+ROWS = 1000
+"""Images looked at: 500 to learn from and 500 to choose by."""
+
+
+def tune(
+    detectors: Sequence[Detector],
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    layer: str | Literal[False] | None = None,
+    device: torch.device | str | None = None,
+    rows: int = ROWS,
+) -> None:
+    """Settle what is open in ``detectors``: input steps, and how layers are joined. Fit them first.
+
+    Takes the first ``rows`` ID images of ``loader`` (labelled, if any detector learns against adversarial copies of
+    them). All detectors share the passes: each input step is run once, whoever asked for it.
+    """
+    open_ones = [detector for detector in detectors if not detector.tuned]
+    if not open_ones:
+        return
+    for detector in open_ones:
+        if detector.learns_from and detector.shape_ is None:
+            raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before it is tuned")
+    against = any(detector.learns_against for detector in open_ones)
+    images, labels = _take(loader, rows)
+    if against and labels is None:
+        raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
+    steps = distinct(step for detector in open_ones for step in detector.trials())
+    options: dict[str, Any] = {"layer": layer, "layers": layers_of(open_ones), "device": device, "progress": False}
+    held_out = extract(model, [images], steps=steps, labels=False, **options)
+    adversarial = None
+    if against and labels is not None:
+        copies = fgsm(model, images, labels, bounds=channel_bounds(images))
+        adversarial = extract(model, [copies], steps=steps, labels=False, **options)
+    for detector in open_ones:
+        detector.tune(held_out, adversarial)
+
+
+def layers_of(detectors: Iterable[Detector]) -> tuple[str, ...]:
+    """The inner layers any of the detectors looks at, each once."""
+    return tuple(dict.fromkeys(name for detector in detectors for name in detector.layers))
+
+
+def steps_of(detectors: Iterable[Detector]) -> tuple[Step, ...]:
+    """The input steps any of the detectors scores after, each once."""
+    return distinct(step for detector in detectors for step in detector.steps())
+
+
+def distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps of the same name once."""
+    once: dict[str, Step] = {}
+    for step in steps:
+        if once.setdefault(step.name, step).identity != step.identity:
+            raise ArgumentError(
+                f"two detectors fitted on different rows both ask for the step {step.name!r}; run them apart"
+            )
+    return tuple(once.values())
+
+
+def _take(loader: Iterable[Any], rows: int) -> tuple[Tensor, Tensor | None]:
+    """The first ``rows`` images of a loader, and their labels where it gives them."""
+    images: list[Tensor] = []
+    labels: list[Tensor | None] = []
+    for batch in loader:
+        some, classes = split_batch(batch)
+        images.append(some)
+        labels.append(as_labels(classes, some))
+        if sum(map(len, images)) >= rows:
+            break
+    if not images:
+        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
+    known = [part for part in labels if part is not None]
+    return torch.cat(images)[:rows], torch.cat(known)[:rows] if len(known) == len(images) else None
