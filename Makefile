@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DATA ?= ../shared/data
 
-.PHONY: demo test check lint format bench pack reproduction clean
+.PHONY: demo test check lint format bench pack reproduction small-network clean
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -37,6 +37,11 @@ pack: $(VENV)/.developed
 # Measure every table and figure of the paper on the data at hand and write docs/reproduction.md.
 reproduction: $(VENV)/.developed
 	$(BIN)/python tools/write_reproduction.py $(DATA)
+
+# Measure every detector on the shipped network and write docs/cifar10-small.md; RUNS/godin is the short DeConf run.
+RUNS ?= runs
+small-network: $(VENV)/.developed
+	$(BIN)/python tools/write_small_network.py $(DATA) $(RUNS)/godin
 
 # The build tools come from the same pinned list, so nothing is fetched behind its back.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -210,8 +210,15 @@ def test_layers_that_cannot_be_pooled_or_are_not_there():
         extract(seeded(Odd), batched(ROWS, BATCH), layers=["odd"])
     with pytest.raises(ArgumentError, match="layers= names 'nowhere', which is no module of Net"):
         extract(seeded(networks.Net), batched(ROWS, BATCH), layers=["nowhere"])
-    with pytest.raises(ArgumentError, match="layer=False asks for logits alone"):
-        extract(seeded(networks.Net), batched(ROWS, BATCH), layers=["body"], layer=False)
+
+
+def test_inner_layers_are_kept_without_the_last_one_too():
+    model = seeded(networks.Net)
+    whole = extract(model, batched(ROWS, BATCH), layers=["body"])
+    without = extract(model, batched(ROWS, BATCH), layers=["body"], layer=False)
+    assert without.head is None
+    assert torch.equal(without.logits, whole.logits)
+    assert torch.equal(without.layers["body"], whole.layers["body"])
 
 
 def test_a_layer_that_never_runs_is_not_left_out_in_silence():

@@ -50,7 +50,7 @@ class Located:
         logits = self.head(embedding)
         claimed = logits if self.finish is None else self.finish(logits)
         both = torch.isfinite(claimed).all(dim=1) & torch.isfinite(output).all(dim=1)
-        gap, allowed = _gap(claimed[both], output[both]), TOLERANCE.get(output.dtype, STRICT)
+        gap, allowed = _gap(claimed[both].detach(), output[both].detach()), TOLERANCE.get(output.dtype, STRICT)
         # rows that are not finite are left to others: Features refuses them by row, Guard calls them not ID
         if gap > allowed:
             raise HeadError(

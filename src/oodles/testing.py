@@ -53,7 +53,9 @@ def with_passes(detector: Detector, features: Features, seed: int = 0) -> Featur
     whole = Features(
         features.embedding, logits=features.logits, labels=features.labels, head=features.head, layers=layers
     )
-    fitted = copy.deepcopy(detector).fit(whole) if detector.learns_from else detector
+    fitted = copy.deepcopy(detector)
+    if detector.layers or detector.trials():
+        fitted.fit(whole)
     for step in (*fitted.trials(), *fitted.steps()):
         noise = torch.randn(columns[step.keep].shape, generator=generator)
         layers[step.name] = columns[step.keep] + 0.01 * noise
@@ -70,7 +72,7 @@ def fit_and_tune(detector: Detector, features: Features) -> Detector:
 
 def unfitted_refuses(detector: Detector, features: Features) -> None:
     """A detector that has something to learn says so before it has learned it."""
-    if not detector.fitted:
+    if detector.learns_from or not detector.tuned:
         _raises(NotFittedError, lambda: detector.score(features), "scoring before fit")
     if detector.learns_from:
         _raises(NotFittedError, lambda: detector.finish(), "finishing before observing")

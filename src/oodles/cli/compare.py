@@ -32,6 +32,8 @@ from oodles.cli.base import (
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from oodles.bench.datasets import ImageSet
     from oodles.bench.experiment import Tables
     from oodles.bench.suites import Suite
@@ -139,7 +141,7 @@ def bench(
         extraction = Extraction(
             how, home, limit, False if headless else layer, device, skip_bad, lambda text: notices.print(plain(text))
         )
-        compared = own or standard
+        compared = own or _fitting(network, standard)
         deep = [each for each in map(parse, compared) if each.needs_network] if "main" in tables else []
         run_tables(
             tables,
@@ -300,6 +302,17 @@ def list_datasets(data: DataOption = Path("data")) -> None:
             "here" if (data / record.place).exists() else "by hand" if isinstance(record, ByHand) else "can be fetched"
         )
         typer.echo(f"{name:14} {here:15} {record.title}")
+
+
+def _fitting(network: "nn.Module", specs: list[str]) -> list[str]:
+    """The detectors this network has the layers for; the others are named."""
+    from oodles.detectors import parse
+
+    modules = {name for name, _ in network.named_modules()}
+    lacking = [spec for spec in specs if not {*parse(spec).layers} <= modules]
+    for spec in lacking:
+        notices.print(plain(f"left out: {spec}, whose layers {type(network).__name__} has not"))
+    return [spec for spec in specs if spec not in lacking]
 
 
 def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:

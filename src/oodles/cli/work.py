@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from oodles.features import Features
     from oodles.files import Record
 
+OURS = "cifar10-small"
+"""The network that looks at pictures when the user has named none."""
+
 
 @app.command()
 def demo(
@@ -65,6 +68,12 @@ def extract(
     labels: Annotated[
         bool, typer.Option(help="Take class folders as labels; --no-labels for data of other classes.")
     ] = True,
+    needed_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for", help="Keep the inner layers and input steps this detector needs, e.g. 'odin(1000, 0.004)'."
+        ),
+    ] = None,
     half: Annotated[bool, typer.Option("--half", help="Store float16: half the size.")] = False,
     limit: Annotated[int | None, typer.Option(help="Only so many images, chosen at random.")] = None,
     device: Annotated[str | None, typer.Option(help="e.g. cuda; the CPU unless given.")] = None,
@@ -79,7 +88,9 @@ def extract(
     import torch
 
     from oodles.bench.datasets import ImageLoader, open_images
+    from oodles.detectors import parse
     from oodles.extraction import extract as run
+    from oodles.tuning import layers_of, steps_of
 
     loader = ImageLoader(
         open_images(images).sample(limit),
@@ -88,12 +99,15 @@ def extract(
         skip_bad=skip_bad,
     )
     network = load_model(model, checkpoint)
+    needing = [parse(text) for text in needed_by or []]
     dtype = torch.float16 if half else torch.float32
     how = asdict(loader.transform)
     features = run(
         network,
         loader,
         layer=layer,
+        layers=layers_of(needing),
+        steps=steps_of(needing),
         device=device,
         dtype=dtype,
         labels=labels,
@@ -144,6 +158,12 @@ def fit(
         if read_manifest(held_out)["about"].get("model") != about.get("model"):
             raise DataError(f"{held_out} holds features of another model than {features}; extract both with the same")
     fitted.fit(train)
+    for remark in fitted.remarks:
+        notices.print(plain(remark))
+    if not fitted.tuned:
+        raise ArgumentError(
+            f"{fitted.spec} is tuned with the network at hand, which fit has not; see oodles.tune in Python"
+        )
     threshold = calibrate(fitted.score(held), id_rate)
     save_guard(out, fitted, threshold, about.get("model"), about.get("layer"), about.get("prepared"))
     rate = f"{100 * id_rate:g} % of ID"
@@ -152,8 +172,14 @@ def fit(
 
 @app.command()
 def score(
-    guard: Annotated[Path, typer.Argument(help="A folder made by oodles fit.")],
-    inputs: Annotated[Path, typer.Argument(help="An image, a folder of images, or features made by oodles extract.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[GUARD] INPUTS",
+            help="A folder made by oodles fit, then an image, a folder of images, or features made by oodles extract. "
+            "Without a guard: a small CIFAR-10 network that comes with oodles.",
+        ),
+    ],
     model: Annotated[str | None, typer.Option(help="Needed for images: package.module:factory.")] = None,
     checkpoint: CheckpointOption = None,
     size: Annotated[int | None, typer.Option(help="As given to extract, which the guard remembers.")] = None,
@@ -167,14 +193,25 @@ def score(
     """Label and score inputs, and say which are in-distribution.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt
+
+    To try it without a model of your own: oodles score photo.jpg
     """
     from oodles.extraction import extract as run
     from oodles.extraction import model_fingerprint
     from oodles.features import Features
     from oodles.guard import read_guard
+    from oodles.models import load, read_card
+    from oodles.models.shipped import GUARD, shipped_folder
     from oodles.store import is_store, read_manifest
 
+    if len(paths) > 2:
+        raise ArgumentError(f"score takes a guard and one input, got {len(paths)} paths; put the images in a folder")
+    own = len(paths) == 2
+    guard, inputs = (paths[0] if own else shipped_folder(OURS) / GUARD), paths[-1]
+    if not own and (model is not None or (inputs / "guard.json").exists()):
+        raise ArgumentError(f"score needs a guard and what to look at, got {inputs} alone; fit a guard first")
     detector, threshold, record = read_guard(guard)
+    classes: list[str] = [] if own else read_card(OURS)["classes"]
     if is_store(inputs):
         features = Features.load(inputs)
         origin = read_manifest(inputs)["about"].get("model")
@@ -186,12 +223,16 @@ def score(
 
         how = _remembered(record["prepared"], size, resize, mean, std, guard)
         loader = ImageLoader(open_images(inputs), how, labels=False, skip_bad=skip_bad)
-        if model is None:
+        if own and model is None:
             raise ArgumentError(f"{inputs} holds images, so --model and --checkpoint are needed to look at them")
-        network = load_model(model, checkpoint)
+        network = load(OURS) if model is None else load_model(model, checkpoint)
+        if not own:
+            _introduce()
         if record["model"] not in (None, model_fingerprint(network)):
             raise DataError(f"{guard} was fitted on another model than {model} with these weights")
-        features = run(network, loader, layer=record["layer"], device=device)
+        features = run(
+            network, loader, layer=record["layer"], layers=detector.layers, steps=detector.steps(), device=device
+        )
         names = loader.names
         tell_skipped(loader)
     scores = detector.score(features)
@@ -199,6 +240,7 @@ def score(
     labels = features.logits.argmax(dim=1)
     verdicts = [
         {"input": name, "label": int(label), "score": float(value), "is_id": bool(verdict)}
+        | ({"class": classes[int(label)]} if classes else {})
         for name, label, value, verdict in zip(names, labels, scores, accepted, strict=True)
     ]
     if as_json:
@@ -206,18 +248,32 @@ def score(
         return
     for verdict in verdicts:
         mark = "ID " if verdict["is_id"] else "OOD"
-        typer.echo(f"{mark}  {verdict['score']:10.4f}  class {verdict['label']:<5} {verdict['input']}")
+        known = verdict.get("class", f"class {verdict['label']}")
+        typer.echo(f"{mark}  {verdict['score']:10.4f}  {known:<11} {verdict['input']}")
     notices.print(f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.4f})")
 
 
 @app.command()
 def detectors() -> None:
     """List the stages a detector can be made of, and the named detectors."""
-    from oodles.detectors import STAGES, detector_list
+    from oodles.detectors import STAGES, WHOLES, detector_list
 
-    for name, stage in STAGES.items():
+    for name, stage in (STAGES | WHOLES).items():
         typer.echo(f"{name:16} {(stage.__doc__ or '').strip().splitlines()[0]}")
     typer.echo("\nfor example:\n" + "\n".join(f"  {detector.spec}" for detector in detector_list()))
+
+
+def _introduce() -> None:
+    """Say what the network is that nobody asked for."""
+    from oodles.models import read_card
+
+    card = read_card(OURS)
+    notices.print(
+        plain(
+            f"no guard given: {OURS}, {card['what']} ({', '.join(card['classes'])}), "
+            f"{card['test accuracy']:.1%} right on JPEG test images. Pictures are shrunk to 32 pixels."
+        )
+    )
 
 
 def _remembered(

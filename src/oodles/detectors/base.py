@@ -262,7 +262,8 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Write ``detector.json`` and the tensors it points at; replacing an older one is one atomic step."""
-    detector.require_fitted()
+    if not detector.fitted:
+        raise NotFittedError(f"{detector} has not been fitted, so there is nothing to save")
     state = detector.state_dict()
     before = _tensor_file(folder)
     entry = write_tensors(folder, "detector", state)

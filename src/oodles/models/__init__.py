@@ -4,6 +4,7 @@ from oodles.models.deconf import DeConf
 from oodles.models.densenet import DenseNet, densenet101
 from oodles.models.loading import build_model, load_checkpoint
 from oodles.models.resnet import resnet50
+from oodles.models.shipped import load, read_card
 from oodles.models.small import SmallResNet, small_resnet
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "SmallResNet",
     "build_model",
     "densenet101",
+    "load",
     "load_checkpoint",
+    "read_card",
     "resnet50",
     "small_resnet",
 ]

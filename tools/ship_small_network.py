@@ -1,0 +1,74 @@
+"""Make the shipped network from a training run: ``python tools/ship_small_network.py RUN DATA``.
+
+RUN is the folder of the training command on the card, DATA the folder with ``cifar10-jpeg.zip``. Weights are rounded
+to float16; accuracy and the guard's threshold are those of the rounded network on the JPEG test split.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from oodles.bench.datasets import CIFAR, ImageLoader, open_images
+from oodles.calibration import calibrate
+from oodles.detectors import Energy
+from oodles.extraction import extract, model_fingerprint
+from oodles.guard import save_guard
+from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
+from oodles.training import RECORD
+
+NAME = "cifar10-small"
+COMMAND = (
+    "oodles train small --data DATA/cifar10-jpeg.zip/train --test DATA/cifar10-jpeg.zip/test "
+    "--recipe one-cycle --out runs/cifar10-small"
+)
+
+
+def main() -> None:
+    """Write weights, card and guard."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("data", type=Path)
+    arguments = parser.parse_args()
+    folder = shipped_folder(NAME)
+    folder.mkdir(exist_ok=True)
+    weights = load_file(arguments.run / "weights.safetensors")
+    halved = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
+    save_file(halved, folder / WEIGHTS)
+    model = load(NAME)
+    images = open_images(arguments.data / "cifar10-jpeg.zip" / "test")
+    prepared = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(CIFAR).items()}
+    test = extract(model, ImageLoader(images, CIFAR))
+    accuracy = float((test.logits.argmax(dim=1) == test.labels).double().mean())
+    even = torch.arange(0, len(test), 2)
+    detector = Energy()
+    threshold = calibrate(detector.score(test[even]), 0.95)
+    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, prepared)
+    record = json.loads((arguments.run / RECORD).read_text())
+    last = record["metrics"][-1]
+    card = {
+        "name": NAME,
+        "what": "a compact residual network for CIFAR-10: 32x32 colour images, ten classes",
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "embedding": "256 units, global average of a ReLU map",
+        "data": "all 50,000 training images of CIFAR-10, re-encoded as JPEG of quality 75",
+        "recipe": record["about"]["recipe"],
+        "seed": record["about"]["seed"],
+        "command": COMMAND,
+        "test accuracy": round(accuracy, 4),
+        "tested on": "the 10,000 test images of CIFAR-10, re-encoded as JPEG of quality 75, float16 weights",
+        "test accuracy before rounding": last["test_accuracy"],
+        "training loss of the last epoch": round(last["loss"], 4),
+        "guard": "energy; the threshold accepts 95 % of every second test image",
+        "classes": list(images.classes),
+        "prepared": prepared,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
+    print(f"{accuracy:.2%} on {len(test):,} images, {(folder / WEIGHTS).stat().st_size / 1e6:.2f} MB in {folder}")
+
+
+if __name__ == "__main__":
+    main()
