@@ -68,7 +68,7 @@ def await_fate(fate: str, file: str) -> None:
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
         # killed: all is written, but not yet in its place; out of room: nothing is written yet
-        moment = event == "open" and arguments[1] == "r+b" if fate == "kill" else event == "tempfile.mkstemp"
+        moment = event == "open" and "+" in str(arguments[1]) if fate == "kill" else event == "tempfile.mkstemp"
         if moment and Path(str(arguments[0])).name.startswith(f".{file}"):
             seen += 1
             if seen == 2 and fate == "kill":

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,9 +98,9 @@ def train(
         target = team.device if device is None and team.device else usable_device(device or "cpu")
         run = _Run(network.to(target), data, test, recipe, seed, Path(out), team, target)
         run.begin(resume)
-        with _display(run, progress) as show:
+        with _Display(run, progress) as display:
             for epoch in range(len(run.metrics), recipe.epochs):
-                run.epoch(epoch, show)
+                run.epoch(epoch, display)
     return run.metrics
 
 
@@ -135,9 +135,6 @@ def _team() -> Iterator[_Team]:
     finally:
         if joined:
             distributed.destroy_process_group()
-
-
-_Show = Callable[[int, int, float, float], None]
 
 
 class _Run:
@@ -244,7 +241,7 @@ class _Run:
 
     # Learning ---------------------------------------------------------------------------------
 
-    def epoch(self, epoch: int, show: _Show) -> None:
+    def epoch(self, epoch: int, display: "_Display") -> None:
         """One pass over the data in this epoch's own order, then a checkpoint."""
         began = time.perf_counter()
         torch.manual_seed(_mix(self.seed, epoch, self.team.rank))  # for dropout and the like
@@ -263,13 +260,14 @@ class _Run:
                     "smaller rate, or look at the images of that batch"
                 )
             loss_sum, right, seen = loss_sum + loss * len(rows), right + correct, seen + len(rows)
-            show(epoch, batch + 1, loss_sum / seen, right / seen)
+            display.batch(epoch, batch + 1, loss_sum / seen, right / seen, rate)
         seconds = time.perf_counter() - began
         line = {"epoch": epoch + 1, "loss": loss_sum / seen, "accuracy": right / seen, "rate": rate}
         if self.test is not None and self.team.rank == 0:
             line["test_accuracy"] = accuracy(self.network, self.test, self.device)
         self.metrics.append(line | {"seconds": round(seconds, 2), "images_per_second": round(seen / seconds, 1)})
         self.save()
+        display.epoch(self.metrics[-1])
 
     def step(self, rows: Tensor, rate: float, chance: torch.Generator) -> tuple[float, int]:
         """One update on the images at ``rows``; their mean loss and how many were right, over the whole team."""
@@ -347,26 +345,52 @@ def _tensors_of(folder: Path) -> Path | None:
         return None
 
 
-@contextmanager
-def _display(run: _Run, wanted: bool) -> Iterator[_Show]:
+class _Display:
     """A bar for the epoch under way on a terminal, and a line for each that is done; silence where not wanted."""
-    console = Console(stderr=True)
-    if not wanted or run.team.rank:
-        yield lambda *_: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+    def __init__(self, run: _Run, wanted: bool) -> None:
+        console = Console(stderr=True)
+        self._run, self._first, self._began = run, len(run.metrics), time.perf_counter()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        self._spoken = wanted and run.team.rank == 0
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=not (self._spoken and console.is_terminal)
+        )
         total = run.batches * run.recipe.epochs
-        first = len(run.metrics)
-        task = bar.add_task("train", total=total, completed=first * run.batches, state="")
-        began = time.perf_counter()
+        self._task = self._bar.add_task("train", total=total, completed=self._first * run.batches, state="")
 
-        def show(epoch: int, done: int, loss: float, right: float) -> None:
-            images = ((epoch - first) * run.batches + done) * run.recipe.batch
-            speed = images / (time.perf_counter() - began)
-            state = f"loss {loss:.3f}  accuracy {100 * right:.1f} %  {speed:,.0f} images/s"
-            bar.update(task, completed=epoch * run.batches + done, state=state, description=f"epoch {epoch + 1}")
-            if done == run.batches:
-                bar.console.print(f"epoch {epoch + 1:>3} of {run.recipe.epochs}: {state}", highlight=False)
+    def __enter__(self) -> "_Display":
+        self._bar.start()
+        return self
 
-        yield show
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def batch(self, epoch: int, done: int, loss: float, accuracy: float, rate: float) -> None:
+        """Move the bar."""
+        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  rate {rate:.2g}  {self._speed(epoch, done):,.0f} images/s"
+        completed = epoch * self._run.batches + done
+        self._bar.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
+
+    def epoch(self, line: Record) -> None:
+        """Say what came of an epoch, and when the last will be done."""
+        if not self._spoken:
+            return
+        epoch, epochs = line["epoch"], self._run.recipe.epochs
+        left = (time.perf_counter() - self._began) * (epochs - epoch) / (epoch - self._first)
+        tested = f"  test accuracy {line['test_accuracy']:.1%}" if "test_accuracy" in line else ""
+        self._bar.console.print(
+            f"epoch {epoch:>3} of {epochs}  loss {line['loss']:.3f}  accuracy {line['accuracy']:.1%}{tested}  "
+            f"rate {line['rate']:.2g}  {line['images_per_second']:,.0f} images/s  {left / 60:.0f} min left",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _speed(self, epoch: int, done: int) -> float:
+        images = ((epoch - self._first) * self._run.batches + done) * self._run.recipe.batch
+        return images / (time.perf_counter() - self._began)
