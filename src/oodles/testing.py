@@ -179,7 +179,7 @@ def bad_input_is_named(detector: Detector, features: Features) -> None:
     fit_and_tune(detector, features)
     head = features.head
     assert head is not None
-    if "embedding" in detector.scores_from:
+    if "embedding" in detector.scores_from and detector.learns_from:
         wider = Features(torch.rand(4, features.width + 1), head=Head(torch.rand(features.classes, features.width + 1)))
         _raises(ShapeError, lambda: detector.score(wider), "another width")
         _raises(OodlesError, lambda: detector.score(Features(logits=features.logits)), "logits alone")

@@ -56,9 +56,20 @@ class TiedGaussian(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """The squared distance to the nearest class centre, ``(n,)``."""
-        g = (rows - self.mean_) @ self.whitening_
-        nearest = (self.centres_.square().sum(dim=1) - 2 * (g @ self.centres_.T)).amin(dim=1)
-        return g.square().sum(dim=1) + nearest
+        return self.nearest(self.whiten(rows))
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Coordinates in which the classes' covariance is the identity."""
+        return (rows - self.mean_) @ self.whitening_
+
+    def distances(self, g: Tensor) -> Tensor:
+        """Squared distances of whitened rows to every centre, ``(n, C)``."""
+        beside = self.centres_.square().sum(dim=1) - 2 * (g @ self.centres_.T)
+        return g.square().sum(dim=1, keepdim=True) + beside
+
+    def nearest(self, g: Tensor) -> Tensor:
+        """The smallest of them, ``(n,)``."""
+        return self.distances(g).amin(dim=1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
         adopt_buffers(self, state_dict, prefix)

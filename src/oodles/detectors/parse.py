@@ -9,10 +9,15 @@ from typing import Any
 
 from oodles.calls import Call, read_call, read_expression
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
+from oodles.detectors.calibrated import KLMatching, OpenMax, TempScale
 from oodles.detectors.gaussian import Mahalanobis
+from oodles.detectors.geometry import FDBD, NCI, SHE, ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gradient import GODIN, ODIN
 from oodles.detectors.logit import LogitDetector
+from oodles.detectors.neighbours import KNN, NNGuide
+from oodles.detectors.relatives import RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
+from oodles.detectors.subspace import NECO, Residual, ViM
 from oodles.errors import ArgumentError, FileError
 from oodles.files import read_record, read_tensors
 
@@ -23,7 +28,12 @@ STAGES: dict[str, Callable[..., Any]] = {
 """Every name :func:`parse` knows, in the order they are applied."""
 
 
-WHOLES: dict[str, type[Detector]] = {kind.__name__.lower(): kind for kind in (ODIN, Mahalanobis, GODIN)}
+WHOLE_KINDS: tuple[type[Detector], ...] = (
+    *(KLMatching, TempScale, OpenMax, GradNorm, GradUncertainty, ExGrad),
+    *(Mahalanobis, RMDS, MahalanobisPP, GaussianMixture),
+    *(KNN, NNGuide, SHE, ViM, Residual, NECO, FDBD, NCI, ODIN, GODIN),
+)
+WHOLES: dict[str, type[Detector]] = {kind.__name__.lower(): kind for kind in WHOLE_KINDS}
 """Detectors that are no chain of stages."""
 
 

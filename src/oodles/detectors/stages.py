@@ -16,7 +16,19 @@ from torch import Tensor, nn
 from oodles.calls import write_call
 from oodles.detectors.base import Described, adopt_buffers
 from oodles.errors import ArgumentError
-from oodles.functional import clip, contribution, keep_largest, keep_random, keep_units
+from oodles.functional import (
+    between,
+    binarise_top,
+    clip,
+    contribution,
+    keep_largest,
+    keep_random,
+    keep_top,
+    keep_units,
+    prune_and_scale,
+    scale_rows,
+    top_ratio,
+)
 from oodles.functional import scores as score_functions
 
 ScoreFunction = Callable[..., Tensor]
@@ -25,6 +37,8 @@ SCORES: tuple[ScoreFunction, ...] = (
     score_functions.msp,
     score_functions.max_logit,
     score_functions.entropy,
+    score_functions.gen,
+    score_functions.doctor,
 )
 """The score functions that have a name on the command line and in saved files."""
 
@@ -88,6 +102,105 @@ class Clip(Shape):
     def forward(self, embedding: Tensor) -> Tensor:
         """The clipped embedding."""
         return clip(embedding, self.threshold_)
+
+
+class Vra(Shape):
+    """Activations below one percentile of ID activations to 0, above another cut off (VRA; Xu et al., NeurIPS 2023)."""
+
+    name = "vra"
+    low_: Tensor
+    high_: Tensor
+    learns = ("activations",)
+
+    def __init__(self, *, low: float = 60, high: float = 95) -> None:
+        super().__init__()
+        if not 0 <= low < high <= 100 or 0 < high < 1:
+            raise ArgumentError(f"low={low} and high={high} are percentiles, 0 to 100, the first the smaller one")
+        self.low = low
+        self.high = high
+        self.register_buffer("low_", None)
+        self.register_buffer("high_", None)
+
+    def learn(self, statistics: Mapping[str, Any]) -> None:
+        """Take both percentiles of all ID activations."""
+        self.low_, self.high_ = (
+            torch.tensor(statistics["activations"].quantile(share / 100)) for share in (self.low, self.high)
+        )
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The embedding between the two."""
+        return between(embedding, self.low_, self.high_)
+
+
+class _TopUnits(Shape):
+    def __init__(self, *, percentile: float = 90) -> None:
+        super().__init__()
+        if not (percentile == 0 or 1 <= percentile < 100):
+            raise ArgumentError(f"percentile={percentile} must lie in [1, 100): it is in percent, 90 and not 0.9")
+        self.percentile = percentile
+
+
+class AshP(_TopUnits):
+    """Keep each input's largest activations (ASH-P; Djurisic et al., ICLR 2023)."""
+
+    name = "ash_p"
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The pruned embedding."""
+        return keep_top(embedding, self.percentile)
+
+
+class AshB(_TopUnits):
+    """Keep each input's largest activations and make them equal (ASH-B; Djurisic et al., ICLR 2023)."""
+
+    name = "ash_b"
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The binarised embedding."""
+        return binarise_top(embedding, self.percentile)
+
+
+class AshS(_TopUnits):
+    """Keep each input's largest activations and scale them up (ASH-S; Djurisic et al., ICLR 2023)."""
+
+    name = "ash_s"
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The pruned and scaled embedding."""
+        return prune_and_scale(embedding, self.percentile)
+
+
+class Scale(_TopUnits):
+    """Scale each input by how little of it lies in its largest activations (SCALE; Xu et al., ICLR 2024)."""
+
+    name = "scale"
+
+    def __init__(self, *, percentile: float = 85) -> None:
+        super().__init__(percentile=percentile)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The scaled embedding."""
+        return scale_rows(embedding, self.percentile)
+
+
+class LogitScale(_TopUnits):
+    """Scale the logits, bias and all, by the square of SCALE's ratio (LTS; Djurisic et al., 2024).
+
+    The only shape that acts behind the head: the embedding passes unchanged, :meth:`factor` waits for the logits.
+    """
+
+    name = "lts"
+
+    def __init__(self, *, percentile: float = 95) -> None:
+        super().__init__(percentile=percentile)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """The embedding as it is."""
+        return embedding
+
+    def factor(self, embedding: Tensor) -> Tensor:
+        """What the logits are multiplied by, ``(n, 1)``."""
+        return top_ratio(embedding, self.percentile).square()
 
 
 class Sparsifier(Stage):
@@ -245,7 +358,7 @@ class Score(nn.Module):
         return self.function(logits, **self.settings)
 
 
-SHAPES: tuple[type[Shape], ...] = (Clip,)
+SHAPES: tuple[type[Shape], ...] = (Clip, Vra, AshP, AshB, AshS, Scale, LogitScale)
 SPARSIFIERS: tuple[type[Sparsifier], ...] = (
     TopContribution,
     BottomContribution,

@@ -133,5 +133,83 @@ class ClassMoments:
         self.counts = total
 
 
+class ClassMeans:
+    """The mean row of each class, summed in float64.
+
+    >>> means = ClassMeans()
+    >>> means.add(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 3)
+    >>> means.counts, means.values().T
+    (tensor([2., 1., 0.], dtype=torch.float64), tensor([[2., 5., 0.]], dtype=torch.float64))
+    """
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros((), dtype=torch.float64)
+        self._sums = torch.zeros((), dtype=torch.float64)
+
+    def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
+        """Add the rows of one batch."""
+        rows, labels = values.detach().double().cpu(), labels.cpu()
+        self.counts = self.counts + torch.bincount(labels, minlength=classes).double()
+        self._sums = self._sums + rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
+
+    def merge(self, other: "ClassMeans") -> None:
+        """Add another's rows."""
+        self.counts, self._sums = self.counts + other.counts, self._sums + other._sums
+
+    def values(self) -> Tensor:
+        """The means ``(C, m)``; zeros where a class has no row."""
+        return self._sums / self.counts.clamp(min=1)[:, None]
+
+
+class RowSample:
+    """At most ``limit`` rows, chosen by their content: the same ones in whatever order and parts they come.
+
+    Every row has a key computed from its bits; the rows with the smallest keys are kept, sorted by key.
+
+    >>> sample = RowSample(2)
+    >>> sample.add(torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> len(sample.rows())
+    2
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._rows: list[Tensor] = []
+        self._keys: list[Tensor] = []
+
+    def add(self, values: Tensor) -> None:
+        """Take in the rows of one batch."""
+        rows = values.detach().to("cpu", torch.float32)
+        self._rows.append(rows.clone())
+        self._keys.append(_row_keys(rows))
+        if sum(map(len, self._rows)) > 2 * self.limit:
+            self._settle()
+
+    def merge(self, other: "RowSample") -> None:
+        """Take in another's rows."""
+        self._rows, self._keys = [*self._rows, *other._rows], [*self._keys, *other._keys]
+
+    def rows(self) -> Tensor:
+        """The sample, ``(limit, m)`` or fewer."""
+        self._settle()
+        return self._rows[0]
+
+    def _settle(self) -> None:
+        rows, keys = torch.cat(self._rows), torch.cat(self._keys)
+        order = torch.argsort(keys, stable=True)[: self.limit]
+        self._rows, self._keys = [rows[order]], [keys[order]]
+
+
+def _row_keys(rows: Tensor) -> Tensor:
+    """A pseudo-random 64-bit number from the bits of each row; sums wrap around, which is what mixes them."""
+    generator = torch.Generator().manual_seed(rows.shape[1])
+    factors = torch.randint(1 << 61, (rows.shape[1],), generator=generator) * 2 + 1
+    keys = torch.zeros(len(rows), dtype=torch.int64)
+    for part, some in zip(rows.split(64, dim=1), factors.split(64), strict=True):  # type: ignore[no-untyped-call]
+        keys += (part.contiguous().view(torch.int32).long() * some).sum(dim=1)
+    keys = (keys ^ (keys >> 31)) * -7046029254386353131
+    return keys ^ (keys >> 29)
+
+
 EMBEDDING_STATISTICS: dict[str, type[Mean] | type[Quantiles]] = {"mean": Mean, "activations": Quantiles}
 """Statistics of embeddings by name: the mean of each unit, and the quantiles of all activations together."""

@@ -1,20 +1,36 @@
 """Pure mathematics: tensors in, tensors out, one formula a function."""
 
 from oodles.functional.quantiles import Quantiles, quantile
-from oodles.functional.scores import energy, entropy, max_logit, msp
-from oodles.functional.shaping import clip
+from oodles.functional.scores import doctor, energy, entropy, gen, max_logit, msp
+from oodles.functional.shaping import (
+    between,
+    binarise_top,
+    clip,
+    keep_top,
+    prune_and_scale,
+    scale_rows,
+    top_ratio,
+)
 from oodles.functional.sparsity import contribution, keep_largest, keep_random, keep_units
 
 __all__ = [
     "Quantiles",
+    "between",
+    "binarise_top",
     "clip",
     "contribution",
+    "doctor",
     "energy",
     "entropy",
+    "gen",
     "keep_largest",
     "keep_random",
+    "keep_top",
     "keep_units",
     "max_logit",
     "msp",
+    "prune_and_scale",
     "quantile",
+    "scale_rows",
+    "top_ratio",
 ]

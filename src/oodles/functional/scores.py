@@ -47,3 +47,33 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     log_probability = torch.log_softmax(logits / temperature, dim=-1)
     # exp(-inf) * -inf is NaN where 0 log 0 = 0 is meant; float32 log-softmax stays finite below 1e38
     return (log_probability.exp() * log_probability).sum(dim=-1)
+
+
+def gen(logits: Tensor, gamma: float = 0.1, top: int = 100) -> Tensor:
+    r"""Generalised entropy of the ``top`` largest probabilities (GEN; Liu et al., CVPR 2023).
+
+    :math:`-\sum_{j \le top} \pi_{(j)}^\gamma (1 - \pi_{(j)})^\gamma`, in logarithms throughout: with so small a
+    power, probabilities of 1e-12 still count.
+
+    >>> gen(torch.zeros(1, 2), gamma=1.0)
+    tensor([-0.5000])
+    """
+    log_probability = torch.log_softmax(logits, dim=-1)
+    largest = log_probability.topk(min(top, logits.shape[-1]), dim=-1).values
+    # what is left beside the winner is the sum of the losers, not 1 minus a number that rounds to 1
+    losers = log_probability.scatter(-1, logits.argmax(dim=-1, keepdim=True), -torch.inf)
+    rest = torch.cat([torch.logsumexp(losers, dim=-1, keepdim=True), torch.log1p(-largest[..., 1:].exp())], dim=-1)
+    return -(gamma * (largest + rest)).exp().sum(dim=-1)
+
+
+def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Minus the odds that two draws from the softmax differ (DOCTOR-alpha; Granese et al., NeurIPS 2021).
+
+    :math:`-(1 - g)/g` with :math:`g = \sum_c \pi_c^2`, as :math:`1 - 1/g`; its logarithm, which ranks the same, is
+    what is given: :math:`\log g`.
+
+    >>> doctor(torch.zeros(1, 4)).exp()
+    tensor([0.2500])
+    """
+    scaled = logits / temperature
+    return torch.logsumexp(2 * scaled, dim=-1) - 2 * torch.logsumexp(scaled, dim=-1)

@@ -1,13 +1,87 @@
-"""Shaping embeddings before the head, ``(n, m) -> (n, m)``."""
+"""Shaping embeddings before the head, ``(n, m) -> (n, m)``.
 
+``percentile`` is the share of units left out: ``k = m - round(m * percentile / 100)`` units are kept, at least one.
+Ratios of sums are of the positive parts, which for ReLU networks are the activations themselves.
+"""
+
+import torch
 from torch import Tensor
+
+LARGEST_EXPONENT = 80.0
+"""Ratios above it are cut: their exponential times an activation would no longer fit float32."""
 
 
 def clip(embedding: Tensor, threshold: Tensor | float) -> Tensor:
     """Activations cut off from above (ReAct; Sun, Guo & Li, NeurIPS 2021).
 
-    >>> import torch
     >>> clip(torch.tensor([[0.5, 3.0]]), 1.0)
     tensor([[0.5000, 1.0000]])
     """
     return embedding.clamp(max=threshold)
+
+
+def between(embedding: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Activations below ``low`` put to 0, above ``high`` cut off (VRA; Xu et al., NeurIPS 2023).
+
+    >>> between(torch.tensor([[0.1, 0.5, 3.0]]), torch.tensor(0.2), torch.tensor(1.0))
+    tensor([[0.0000, 0.5000, 1.0000]])
+    """
+    # NaN is not below anything, so it stays NaN
+    return torch.where(embedding < low, 0.0, torch.minimum(embedding, high))
+
+
+def kept_units(width: int, percentile: float) -> int:
+    """How many units stay; rounding is half to even, as in the authors' code."""
+    return max(1, width - round(width * percentile / 100))
+
+
+def keep_top(embedding: Tensor, percentile: float) -> Tensor:
+    """Each row's largest activations, 0 elsewhere (ASH-P; Djurisic et al., ICLR 2023).
+
+    >>> keep_top(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
+    tensor([[0., 4., 0., 3.]])
+    """
+    values, places = embedding.topk(kept_units(embedding.shape[-1], percentile), dim=-1)
+    return torch.zeros_like(embedding).scatter(-1, places, values)
+
+
+def binarise_top(embedding: Tensor, percentile: float) -> Tensor:
+    """Each row's largest activations made equal, their sum that of the whole row (ASH-B).
+
+    >>> binarise_top(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
+    tensor([[0., 5., 0., 5.]])
+    """
+    count = kept_units(embedding.shape[-1], percentile)
+    places = embedding.topk(count, dim=-1).indices
+    level = embedding.sum(dim=-1, keepdim=True) / count
+    return torch.zeros_like(embedding).scatter(-1, places, level.expand(-1, count))
+
+
+def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
+    """The sum of a row over the sum of its largest activations, ``(n, 1)``; 1 for a row without any.
+
+    >>> top_ratio(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
+    tensor([[1.4286]])
+    """
+    positive = embedding.relu()
+    top = positive.topk(kept_units(embedding.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
+    whole = positive.sum(dim=-1, keepdim=True)
+    return torch.where(top == 0, 1.0, whole / torch.where(top == 0, 1.0, top)).clamp(max=LARGEST_EXPONENT)
+
+
+def scale_rows(embedding: Tensor, percentile: float) -> Tensor:
+    """Each row times the exponential of its ratio (SCALE; Xu et al., ICLR 2024).
+
+    >>> scale_rows(torch.tensor([[1.0, 1.0]]), 50)
+    tensor([[7.3891, 7.3891]])
+    """
+    return embedding * top_ratio(embedding, percentile).exp()
+
+
+def prune_and_scale(embedding: Tensor, percentile: float) -> Tensor:
+    """Each row's largest activations times the exponential of its ratio, 0 elsewhere (ASH-S).
+
+    >>> prune_and_scale(torch.tensor([[2.0, 1.0]]), 50)
+    tensor([[8.9634, 0.0000]])
+    """
+    return keep_top(embedding, percentile) * top_ratio(embedding, percentile).exp()
