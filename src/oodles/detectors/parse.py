@@ -10,6 +10,7 @@ from typing import Any
 from oodles.calls import Call, read_call, read_expression
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
 from oodles.detectors.calibrated import KLMatching, OpenMax, TempScale
+from oodles.detectors.combination import Combination
 from oodles.detectors.gaussian import Mahalanobis
 from oodles.detectors.geometry import FDBD, NCI, SHE, ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gradient import GODIN, ODIN
@@ -31,7 +32,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 WHOLE_KINDS: tuple[type[Detector], ...] = (
     *(KLMatching, TempScale, OpenMax, GradNorm, GradUncertainty, ExGrad),
     *(Mahalanobis, RMDS, MahalanobisPP, GaussianMixture),
-    *(KNN, NNGuide, SHE, ViM, Residual, NECO, FDBD, NCI, ODIN, GODIN),
+    *(KNN, NNGuide, SHE, ViM, Residual, NECO, FDBD, NCI, ODIN, GODIN, Combination),
 )
 WHOLES: dict[str, type[Detector]] = {kind.__name__.lower(): kind for kind in WHOLE_KINDS}
 """Detectors that are no chain of stages."""
@@ -160,9 +161,13 @@ def _arguments(
 
 def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
-        if key in ("by", "layer") and isinstance(value, str):
+        if key in ("by", "layer", "how") and isinstance(value, str):
             continue
-        if key == "layers" and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        if (
+            key in ("layers", "detectors")
+            and isinstance(value, list | tuple)
+            and all(isinstance(item, str) for item in value)
+        ):
             continue
         if key == "std" and isinstance(value, list | tuple):
             _check_values(name, {f"{key}[{place}]": item for place, item in enumerate(value)})
