@@ -6,9 +6,13 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError
+from oodles.features import Features
+
+FEWEST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,14 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
         raise DataError(f"{len(scores)} held-out scores are too few for id_rate={id_rate}; it takes at least {least}")
     value = float(np.partition(scores, rank - 1)[rank - 1])
     return Threshold(value=value, id_rate=id_rate, held_out=len(scores))
+
+
+def keep_apart(features: Features) -> tuple[Features, Features]:
+    """Four fifths to fit on and a fifth to calibrate on, by a fixed shuffle."""
+    if len(features) < FEWEST_ROWS:
+        raise DataError(
+            f"{features} is too small to keep a fifth out for the threshold; give held-out rows (--held-out)"
+        )
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+    cut = len(features) // 5
+    return features[order[cut:].sort().values], features[order[:cut].sort().values]

@@ -1,24 +1,25 @@
 """``Guard``: a model, a detector and a threshold as one module that answers and says when not to trust it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from oodles.calibration import Threshold
-from oodles.detectors import Detector, load_detector
+from oodles.calibration import Threshold, calibrate, keep_apart
+from oodles.detectors import Detector, default_detector, load_detector
 from oodles.detectors.base import KIND as DETECTOR_KIND
 from oodles.detectors.base import RECORD as DETECTOR_RECORD
 from oodles.detectors.base import SCHEMA as DETECTOR_SCHEMA
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
-from oodles.extraction import model_fingerprint
+from oodles.extraction import extract, model_fingerprint
 from oodles.features import LAYER
 from oodles.files import Record, read_record, write_record
 from oodles.perturb import look_with
 from oodles.tap import logits_of, unwrap
+from oodles.tuning import tune
 from oodles.view import View
 
 KIND = "guard"
@@ -138,6 +139,34 @@ class Guard(nn.Module):
         guard = cls(model, detector, threshold, layer=record["layer"])
         guard.prepared = record["prepared"]
         return guard
+
+
+def detect(
+    model: nn.Module,
+    train: Iterable[Any],
+    *,
+    held_out: Iterable[Any] | None = None,
+    detector: Detector | None = None,
+    id_rate: float = 0.95,
+    layer: Layer = None,
+    device: torch.device | str | None = None,
+) -> Guard:
+    """A guard for ``model`` from ID images alone: the default detector fitted, its threshold set.
+
+    ``train`` are images to fit on, ``held_out`` ID images the model was not trained on, for the threshold; without
+    them a fifth of the training rows is kept out of the fit for that, which accepts fewer new images than asked for.
+    """
+    chosen = default_detector() if detector is None else detector
+    features = extract(model, train, layer=layer, device=device, layers=chosen.layers)
+    if held_out is None:
+        features, held = keep_apart(features)
+        if chosen.needs_network:
+            raise ArgumentError(f"{chosen} needs more of the network than embeddings; give held_out images")
+    chosen.fit(features)
+    if held_out is not None:
+        tune([chosen], model, held_out, layer=layer, device=device)
+        held = extract(model, held_out, layer=layer, device=device, layers=chosen.layers, steps=chosen.steps())
+    return Guard(model, chosen, calibrate(chosen.score(held), id_rate), layer=layer)
 
 
 def save_guard(

@@ -31,7 +31,6 @@ from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from oodles.bench.datasets import Transform
-    from oodles.features import Features
     from oodles.files import Record
 
 OURS = "cifar10-small"
@@ -138,7 +137,7 @@ def fit(
 
     Example: oodles fit features/train --held-out features/val --detector 'dice(0.7)' --out guard
     """
-    from oodles.calibration import calibrate
+    from oodles.calibration import calibrate, keep_apart
     from oodles.detectors import parse
     from oodles.features import Features
     from oodles.guard import save_guard
@@ -148,7 +147,7 @@ def fit(
     train = Features.load(features)
     about = read_manifest(features)["about"]
     if held_out is None:
-        train, held = _split(train)
+        train, held = keep_apart(train)
         notices.print(
             f"threshold from {len(held)} training rows kept out of the fit; a network fits its training images "
             "better than new ones, so --held-out is the better choice"
@@ -295,14 +294,3 @@ def _remembered(
             f"{guard} was fitted on images prepared otherwise ({known}); leave --size, --mean, --std out"
         )
     return asked
-
-
-def _split(features: "Features") -> tuple["Features", "Features"]:
-    """Four fifths to fit on and a fifth to calibrate on, by a fixed shuffle."""
-    import torch
-
-    if len(features) < 100:
-        raise DataError(f"{features} is too small to keep a fifth out for the threshold; give --held-out")
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
-    cut = len(features) // 5
-    return features[order[cut:].sort().values], features[order[:cut].sort().values]

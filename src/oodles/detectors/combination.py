@@ -18,9 +18,8 @@ WAYS = ("mean", "min")
 class Combination(Detector):
     """The mean or the smallest of several detectors' ranks among held-out ID rows; no OOD data is used.
 
-    A rank is the share of held-out ID scores that an input's score reaches, between its two possible values where
-    scores are equal. Beyond the smallest or largest of them all ranks are alike, so there a little of the score itself,
-    squeezed, keeps the order. Fit it on training rows, then :meth:`tune` it on held-out ones; :func:`combine` does both.
+    A rank says where a score stands among the held-out ID scores, see :func:`rank`. Fit on training rows, then
+    :meth:`tune` on held-out ones; :func:`combine` does both.
     """
 
     tunes = ("ranks_",)
@@ -117,18 +116,22 @@ def combine(
 def rank(scores: Tensor, reference: Tensor) -> Tensor:
     """Where each score stands among sorted reference scores, from 0 to 1, and a little beyond at either end.
 
-    >>> rank(torch.tensor([0.0, 2.0, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
-    tensor([-0.2500,  0.5000,  1.2917])
+    Between two reference scores it is drawn straight: a rank that jumped would turn rounding into a whole place.
+
+    >>> rank(torch.tensor([0.0, 1.0, 2.5, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
+    tensor([-0.1667,  0.0000,  0.7500,  1.0000,  1.3750])
     """
-    count, scores = len(reference), scores.contiguous()
-    below = torch.searchsorted(reference, scores, right=False)
-    up_to = torch.searchsorted(reference, scores, right=True)
-    inside = (below + up_to).to(scores.dtype) / (2 * count)
-    low, high = reference[0], reference[-1]
-    width = (high - low).clamp(min=torch.finfo(scores.dtype).tiny)
-    # beyond the last reference score ranks are all alike; squeezed distances keep the order there
-    beyond = ((scores - scores.clamp(low, high)) / width).clamp(-1e30, 1e30)
-    placed = inside + 0.5 * beyond / (1 + beyond.abs())
+    inside = torch.minimum(torch.maximum(scores, reference[0]), reference[-1]).contiguous()
+    above = torch.searchsorted(reference, inside).clamp(1, max(1, len(reference) - 1))
+    low, high = reference[above - 1], reference[above.clamp(max=len(reference) - 1)]
+    gap = high - low
+    between = torch.where(gap > 0, (inside - low) / torch.where(gap > 0, gap, 1.0), 0.5)
+    beyond = (scores - inside) / (reference[-1] - reference[0]).clamp(min=1e-30)
+    # past the last reference score ranks are all alike; squeezed distances keep the order there
+    squeezed = 0.5 * beyond / (1 + beyond.abs())
+    placed = (above - 1 + between) / max(1, len(reference) - 1) + torch.where(
+        beyond.isinf(), beyond.sign() / 2, squeezed
+    )
     return torch.where(torch.isnan(scores), scores, placed)
 
 

@@ -14,7 +14,7 @@ from oodles.detectors.combination import Combination
 from oodles.detectors.gaussian import Mahalanobis
 from oodles.detectors.geometry import FDBD, NCI, SHE, ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gradient import GODIN, ODIN
-from oodles.detectors.logit import LogitDetector
+from oodles.detectors.logit import LogitDetector, Trio
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.relatives import RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
@@ -101,17 +101,18 @@ def load_detector(path: str | Path) -> Detector:
     return detector
 
 
+def default_detector() -> LogitDetector:
+    """What is used where no detector is named: the setting that docs/default-detector.md arrives at."""
+    return Trio()
+
+
 def detector_list() -> list[Detector]:
-    """One of each: the detectors of the paper's tables, then its ablations, at their default settings."""
+    """One of each that works on embeddings: the paper's, the others, then the paper's ablations, at usual settings."""
     texts = [
-        "msp",
-        "max_logit",
-        "energy",
-        "entropy",
-        "react(90)",
-        "dice(0.9)",
-        "react(90)+dice(0.9)",
-        "dice(0.9)+msp",
+        *("msp", "max_logit", "energy", "entropy", "gen", "doctor"),
+        *("react(90)", "vra(60)", "ash_p(90)", "ash_b(90)", "ash_s(90)", "scale(85)", "lts(95)"),
+        *("dice(0.9)", "react(90)+dice(0.9)", "dice(0.9)+msp", default_detector().spec),
+        *(name for name, kind in WHOLES.items() if kind not in (ODIN, GODIN, Combination)),
     ]
     ablations = [stage for stage in SPARSIFIERS if stage.name != "dice"]
     return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]

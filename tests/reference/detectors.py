@@ -1,0 +1,309 @@
+"""Detectors written out row by row and class by class in float64, as slowly and plainly as the papers put them.
+
+Each takes training embeddings, logits and labels, the head, and test embeddings and logits, and gives a score a row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, logsumexp, softmax
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training rows, the head, and the rows to score."""
+
+    h: Array
+    z: Array
+    y: Array
+    weight: Array
+    bias: Array
+    test_h: Array
+    test_z: Array
+
+
+def energy(z: Array) -> float:
+    return float(logsumexp(z))
+
+
+def kept(width: int, percentile: float) -> int:
+    return max(1, width - round(width * percentile / 100))
+
+
+def top_units(h: Array, percentile: float) -> Array:
+    """Which units of one row are its largest."""
+    return np.argsort(-h, kind="stable")[: kept(len(h), percentile)]
+
+
+def ratio(h: Array, percentile: float) -> float:
+    positive = np.maximum(h, 0)
+    top = positive[top_units(positive, percentile)].sum()
+    return 1.0 if top == 0 else min(positive.sum() / top, 80.0)
+
+
+def shaped(rows: Rows, shape, score=energy) -> Array:
+    return np.array([score(rows.weight @ shape(h) + rows.bias) for h in rows.test_h])
+
+
+def ash_p(rows: Rows, percentile: float) -> Array:
+    def shape(h: Array) -> Array:
+        out = np.zeros_like(h)
+        out[top_units(h, percentile)] = h[top_units(h, percentile)]
+        return out
+
+    return shaped(rows, shape)
+
+
+def ash_b(rows: Rows, percentile: float) -> Array:
+    def shape(h: Array) -> Array:
+        out = np.zeros_like(h)
+        out[top_units(h, percentile)] = h.sum() / kept(len(h), percentile)
+        return out
+
+    return shaped(rows, shape)
+
+
+def ash_s(rows: Rows, percentile: float) -> Array:
+    def shape(h: Array) -> Array:
+        out = np.zeros_like(h)
+        out[top_units(h, percentile)] = h[top_units(h, percentile)] * np.exp(ratio(h, percentile))
+        return out
+
+    return shaped(rows, shape)
+
+
+def scale(rows: Rows, percentile: float) -> Array:
+    return shaped(rows, lambda h: h * np.exp(ratio(h, percentile)))
+
+
+def lts(rows: Rows, percentile: float) -> Array:
+    pairs = zip(rows.test_h, rows.test_z, strict=True)
+    return np.array([energy(ratio(h, percentile) ** 2 * z) for h, z in pairs])
+
+
+def vra(rows: Rows, low: float, high: float) -> Array:
+    alpha, beta = np.quantile(rows.h, low / 100), np.quantile(rows.h, high / 100)
+    return shaped(rows, lambda h: np.array([0.0 if x < alpha else min(x, beta) for x in h]))
+
+
+def gen(rows: Rows, gamma: float = 0.1, top: int = 100) -> Array:
+    scores = []
+    for z in rows.test_z:
+        p = np.sort(softmax(z))[::-1][:top]
+        scores.append(-sum((x * (1 - x)) ** gamma for x in p))
+    return np.array(scores)
+
+
+def doctor(rows: Rows) -> Array:
+    return np.array([np.log((softmax(z) ** 2).sum()) for z in rows.test_z])
+
+
+def klmatching(rows: Rows) -> Array:
+    predicted = rows.z.argmax(axis=1)
+    templates = [softmax(rows.z[predicted == k], axis=1).mean(axis=0) for k in np.unique(predicted)]
+    scores = []
+    for z in rows.test_z:
+        p = softmax(z)
+        divergences = [
+            sum(a * (np.log(a) - np.log(max(b, 1e-30))) for a, b in zip(p, d, strict=True) if a > 0) for d in templates
+        ]
+        scores.append(-min(divergences))
+    return np.array(scores)
+
+
+def tempscale(rows: Rows) -> Array:
+    def loss(inverse: float) -> float:
+        return -float(np.mean([log_softmax(inverse * z)[y] for z, y in zip(rows.z, rows.y, strict=True)]))
+
+    inverse = minimize_scalar(loss, bounds=(1e-6, 1e3), method="bounded", options={"xatol": 1e-12}).x
+    return np.array([log_softmax(inverse * z).max() for z in rows.test_z])
+
+
+def gradnorm(rows: Rows, temperature: float = 1.0) -> Array:
+    """The gradient matrix itself, entry by entry."""
+    scores = []
+    for h, z in zip(rows.test_h, rows.test_z, strict=True):
+        v = (softmax(z / temperature) - 1 / len(z)) / temperature
+        scores.append(np.abs(np.outer(v, h)).sum())
+    return np.array(scores)
+
+
+def graduncertainty(rows: Rows) -> Array:
+    return np.array(
+        [(np.outer(len(z) * softmax(z) - 1, h) ** 2).sum() for h, z in zip(rows.test_h, rows.test_z, strict=True)]
+    )
+
+
+def exgrad(rows: Rows) -> Array:
+    scores = []
+    for h, z in zip(rows.test_h, rows.test_z, strict=True):
+        p = softmax(z)
+        expected = sum(p[y] * np.abs(np.outer(p - np.eye(len(z))[y], h)).sum() for y in range(len(z)))
+        scores.append(-expected)
+    return np.array(scores)
+
+
+def class_parts(h: Array, y: Array) -> tuple[list[Array], Array, Array]:
+    """Class means, the shared covariance, the counts."""
+    labels = np.unique(y)
+    means = [h[y == c].mean(axis=0) for c in labels]
+    scatter = sum(
+        (row - means[list(labels).index(c)])[:, None] * (row - means[list(labels).index(c)])
+        for row, c in zip(h, y, strict=True)
+    )
+    return means, scatter / len(h), np.array([(y == c).sum() for c in labels])
+
+
+def quadratic(x: Array, mean: Array, inverse: Array) -> float:
+    return float((x - mean) @ inverse @ (x - mean))
+
+
+def mahalanobispp(rows: Rows) -> Array:
+    def unit(h: Array) -> Array:
+        return h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
+
+    means, covariance, _ = class_parts(unit(rows.h), rows.y)
+    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
+    return np.array([-min(quadratic(x, mean, inverse) for mean in means) for x in unit(rows.test_h)])
+
+
+def rmds(rows: Rows) -> Array:
+    """Only for covariances of full rank: elsewhere the two pseudo-inverses see different directions."""
+    means, covariance, _ = class_parts(rows.h, rows.y)
+    inverse = np.linalg.inv(covariance)
+    overall = np.linalg.inv(np.cov(rows.h.T, bias=True))
+    centre = rows.h.mean(axis=0)
+    return np.array(
+        [quadratic(x, centre, overall) - min(quadratic(x, mean, inverse) for mean in means) for x in rows.test_h]
+    )
+
+
+def gaussianmixture(rows: Rows) -> Array:
+    means, covariance, counts = class_parts(rows.h, rows.y)
+    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
+    shares = np.log(counts / counts.sum())
+    return np.array(
+        [
+            logsumexp([s - quadratic(x, mean, inverse) / 2 for s, mean in zip(shares, means, strict=True)])
+            for x in rows.test_h
+        ]
+    )
+
+
+def unit_row(h: Array) -> Array:
+    return h / max(float(np.linalg.norm(h)), 1e-12)
+
+
+def knn(rows: Rows, k: int) -> Array:
+    return np.array(
+        [sorted((float(unit_row(x) @ unit_row(h)) for h in rows.h), reverse=True)[k - 1] for x in rows.test_h]
+    )
+
+
+def nnguide(rows: Rows, k: int) -> Array:
+    energies = np.array([energy(z) for z in rows.z])
+    shift = max(0.0, -energies.min())
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        guided = sorted(
+            (float(unit_row(x) @ unit_row(h)) * (e + shift) for h, e in zip(rows.h, energies, strict=True)),
+            reverse=True,
+        )
+        scores.append((energy(z) + shift) * np.mean(guided[:k]))
+    return np.array(scores)
+
+
+def she(rows: Rows) -> Array:
+    predicted = rows.z.argmax(axis=1)
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        c = z.argmax()
+        right, mine = (rows.y == c) & (predicted == c), rows.y == c
+        chosen = rows.h[right] if right.any() else rows.h[mine] if mine.any() else rows.h
+        scores.append(float(x @ chosen.mean(axis=0)))
+    return np.array(scores)
+
+
+def outside(rows: Rows, dimension: int) -> tuple[Array, Array]:
+    origin = -np.linalg.pinv(rows.weight) @ rows.bias
+    centred = rows.h - origin
+    values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
+    return origin, vectors[:, np.argsort(values)[: rows.h.shape[1] - dimension]]
+
+
+def residual(rows: Rows, dimension: int) -> Array:
+    origin, directions = outside(rows, dimension)
+    return np.array([-np.linalg.norm(directions.T @ (x - origin)) for x in rows.test_h])
+
+
+def vim(rows: Rows, dimension: int) -> Array:
+    origin, directions = outside(rows, dimension)
+    norms = [np.linalg.norm(directions.T @ (x - origin)) for x in rows.h]
+    alpha = rows.z.max(axis=1).mean() / np.mean(norms)
+    return np.array([energy(z) for z in rows.test_z]) + alpha * residual(rows, dimension)
+
+
+def neco(rows: Rows, dimension: int) -> Array:
+    spread = rows.h.std(axis=0)
+    spread = np.where(spread > 0, spread, 1)
+    standard = (rows.h - rows.h.mean(axis=0)) / spread
+    values, vectors = np.linalg.eigh(standard.T @ standard / len(standard))
+    principal = vectors[:, np.argsort(values)[::-1][:dimension]]
+    shift = max(0.0, -rows.z.max(axis=1).min())
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        row = (x - rows.h.mean(axis=0)) / spread
+        scores.append(np.linalg.norm(principal.T @ row) / np.linalg.norm(row) * (z.max() + shift))
+    return np.array(scores)
+
+
+def fdbd(rows: Rows) -> Array:
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        y = z.argmax()
+        away = [(z[y] - z[k]) / np.linalg.norm(rows.weight[y] - rows.weight[k]) for k in range(len(z)) if k != y]
+        scores.append(np.mean(away) / np.linalg.norm(x - rows.h.mean(axis=0)))
+    return np.array(scores)
+
+
+def nci(rows: Rows, alpha: float = 1e-4) -> Array:
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        centred = x - rows.h.mean(axis=0)
+        scores.append(rows.weight[z.argmax()] @ centred / np.linalg.norm(centred) + alpha * np.abs(x).sum())
+    return np.array(scores)
+
+
+def openmax(rows: Rows, tail: int, top: int) -> Array:
+    classes = rows.z.shape[1]
+    laws = {}
+    for c in range(classes):
+        mine = rows.z[(rows.y == c) & (rows.z.argmax(axis=1) == c)]
+        if len(mine) < 2:
+            continue
+        centre = mine.mean(axis=0)
+        distances = np.sort([np.linalg.norm(z - centre) for z in mine])[::-1][:tail]
+
+        def surprise(log_width: float, distances: Array = distances) -> float:
+            """Minus the likelihood at a width, the place being the best one for it."""
+            width = np.exp(log_width)
+            place = width * (logsumexp(distances / width) - np.log(len(distances)))
+            u = (distances - place) / width
+            return float(-(u - np.exp(u) - log_width).sum())
+
+        width = np.exp(minimize_scalar(surprise, bounds=(-8, 5), method="bounded", options={"xatol": 1e-10}).x)
+        laws[c] = centre, width * (logsumexp(distances / width) - np.log(len(distances))), width
+    scores = []
+    for z in rows.test_z:
+        positive = z - z.min()
+        share = np.zeros(classes)
+        for place, c in enumerate(np.argsort(-z, kind="stable")[:top]):
+            if c in laws:
+                centre, start, width = laws[c]
+                improbable = 1 - np.exp(-np.exp(min((np.linalg.norm(z - centre) - start) / width, 30)))
+                share[c] = improbable * (min(top, classes) - place) / min(top, classes)
+        scores.append(logsumexp(positive * (1 - share)) - (positive * share).sum())
+    return np.array(scores)
