@@ -120,13 +120,16 @@ def detector_list() -> list[Detector]:
 
 def _lacking(detector: Detector) -> list[str]:
     """Buffers nobody has filled; a state dict does not list them, so loading cannot miss them by itself."""
+    members = [part for part in detector.modules() if isinstance(part, Detector) and part is not detector]
+    theirs = {id(module) for member in members for module in member.modules()}
     learned = [
         f"{name}.{buffer}" if name else buffer
         for name, module in detector.named_modules()
         for buffer, value in module._buffers.items()
-        if value is None and buffer not in detector.tunes
+        if value is None and buffer not in detector.tunes and id(module) not in theirs
     ]
-    return (learned if detector.learns_from else []) + ([] if detector.tuned else list(detector.tunes))
+    own = (learned if detector.learns_from else []) + ([] if detector.tuned else list(detector.tunes))
+    return own + [name for member in members for name in _lacking(member)]
 
 
 def _terms(text: str) -> list[Call]:
