@@ -141,7 +141,7 @@ def bench(
         extraction = Extraction(
             how, home, limit, False if headless else layer, device, skip_bad, lambda text: notices.print(plain(text))
         )
-        compared = own or _fitting(network, standard)
+        compared = own or _fitting(network, standard, labelled=sets["train"].labels is not None)
         deep = [each for each in map(parse, compared) if each.needs_network] if "main" in tables else []
         run_tables(
             tables,
@@ -304,15 +304,21 @@ def list_datasets(data: DataOption = Path("data")) -> None:
         typer.echo(f"{name:14} {here:15} {record.title}")
 
 
-def _fitting(network: "nn.Module", specs: list[str]) -> list[str]:
-    """The detectors this network has the layers for; the others are named."""
+def _fitting(network: "nn.Module", specs: list[str], *, labelled: bool) -> list[str]:
+    """The detectors there are the layers and labels for; the others are named."""
     from oodles.detectors import parse
 
     modules = {name for name, _ in network.named_modules()}
-    lacking = [spec for spec in specs if not {*parse(spec).layers} <= modules]
-    for spec in lacking:
-        notices.print(plain(f"left out: {spec}, whose layers {type(network).__name__} has not"))
-    return [spec for spec in specs if spec not in lacking]
+    reasons = {}
+    for spec in specs:
+        detector = parse(spec)
+        if not {*detector.layers} <= modules:
+            reasons[spec] = f"whose layers {type(network).__name__} has not"
+        elif "labels" in detector.learns_from and not labelled:
+            reasons[spec] = "which learns from labels, and the training images have none"
+    for spec, reason in reasons.items():
+        notices.print(plain(f"left out: {spec}, {reason}"))
+    return [spec for spec in specs if spec not in reasons]
 
 
 def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:

@@ -53,7 +53,8 @@ class Detector(Described):
     are the inner modules to keep, :meth:`steps` the input steps it scores after. What is left to choose with the
     network at hand (``tuned`` is False) is decided by :func:`oodles.tune` from the :meth:`trials` on held-out images,
     and on adversarial copies of them where the method ``learns_against`` such; it fills the buffers ``tunes``.
-    ``remarks`` say what a fit left out, if anything.
+    ``remarks`` say what a fit left out, if anything. ``shares`` is for those whose statistics are of the embeddings
+    and of nothing else, by the same names.
     """
 
     learns_from: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class Detector(Described):
     layers: tuple[str, ...] = ()
     learns_against = False
     tunes: tuple[str, ...] = ()
+    shares = False
     remarks: tuple[str, ...] = ()
     shape_: Tensor | None
 
@@ -127,12 +129,19 @@ class Detector(Described):
             raise ArgumentError(
                 f"{self} was fitted in one go and kept nothing to add to; begin a new one with partial_fit"
             )
+        self.observe(batch, self._receive(batch, None))
+        return self
+
+    def _receive(self, batch: Features, shared: Statistics | None) -> Statistics:
+        """Check that a batch fits those before it; gives the statistics it goes into, begun from shared ones if any."""
         self._require(batch, self.learns_from, "learns from")
         if self._statistics is None:
-            self._statistics, self._head, self._seen = self.begin(), batch.head, (batch.width, batch.classes)
+            begun = self.begin()
+            if shared is not None:
+                begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
+            self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
         self._check_alike(batch.head, (batch.width, batch.classes), batch)
-        self.observe(batch, self._statistics)
-        return self
+        return self._statistics
 
     def merge(self, other: "Detector") -> Self:
         """Take in what another detector of the same kind has observed; :meth:`finish` ends the fold."""
@@ -247,13 +256,22 @@ INPUTS = ("embedding", "logits")
 
 
 def fit_together(detectors: Sequence[Detector], features: Features) -> None:
-    """Fit several detectors in one pass over the features, which may be larger than memory."""
+    """Fit several detectors in one pass over the features, which may be larger than memory.
+
+    Those that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
+    """
     for detector in detectors:
         detector._statistics, detector._ended = None, False
     learners = [detector for detector in detectors if detector.learns_from]
+    shared: Statistics = {}
     for batch in features.batches() if learners else ():
         for detector in learners:
-            detector.partial_fit(batch)
+            if detector.shares:
+                detector._receive(batch, shared)
+            else:
+                detector.partial_fit(batch)
+        for statistic in shared.values():
+            statistic.add(batch.embedding)
     for detector in learners:
         detector.finish()
         # what a percentile is taken of can be large, so the fold is over for good

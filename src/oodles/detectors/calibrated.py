@@ -5,7 +5,7 @@ from torch import Tensor
 
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, RowSample, Statistic
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import ArgumentError
 from oodles.features import Features, Head
 from oodles.functional import msp
 
@@ -133,8 +133,7 @@ class OpenMax(Detector):
         rows = statistics["rows"].rows().double()
         logits, labels = rows[:, :-1], rows[:, -1].long()
         right = logits.argmax(dim=1) == labels
-        if not right.any():
-            raise DataError(f"{self} learns from rows that are labelled right, and there is none")
+        self.remarks = () if right.any() else (f"{self}: no training row is labelled right, so it knows no class",)
         classes = logits.shape[1]
         centres = torch.zeros(classes, classes, dtype=torch.float64)
         place, width = torch.full((classes,), torch.inf), torch.ones(classes)

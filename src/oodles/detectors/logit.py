@@ -36,6 +36,7 @@ class LogitDetector(Detector):
     :func:`oodles.functional.energy`, with parameters fixed by ``functools.partial`` where it has any.
     """
 
+    shares = True
     weight_: Tensor
     bias_: Tensor
 

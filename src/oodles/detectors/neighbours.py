@@ -31,8 +31,7 @@ class _Neighbours(Detector):
         return {"rows": RowSample(self.bank)}
 
     def _keep(self, bank: Tensor) -> None:
-        if len(bank) < self.k:
-            raise DataError(f"{self} was given {len(bank)} rows to keep, fewer than k={self.k}")
+        self.remarks = (f"{self}: {len(bank)} rows to keep, so k is {len(bank)}",) if len(bank) < self.k else ()
         self.bank_ = bank
 
     def nearest(self, embedding: Tensor) -> Tensor:

@@ -43,9 +43,11 @@ class Quantiles:
         self.count = 0
         self._kept: list[Tensor] = []
         self._counts: Tensor | None = None
+        self._known: dict[float, float] = {}
 
     def add(self, values: Tensor) -> None:
         """Take in more values, of any shape."""
+        self._known = {}
         flat = values.detach().reshape(-1).to("cpu", torch.float32)
         self.count += flat.numel()
         if self._counts is not None:
@@ -57,6 +59,7 @@ class Quantiles:
 
     def merge(self, other: "Quantiles") -> None:
         """Take in everything another stream has seen; the other is left as it was."""
+        self._known = {}
         self.count += other.count
         self._kept.extend(other._kept)
         if self._counts is None and other._counts is None and self.count <= EXACT_VALUES:
@@ -66,7 +69,12 @@ class Quantiles:
             self._counts += other._counts
 
     def quantile(self, q: float) -> float:
-        """The ``q``-quantile of everything seen."""
+        """The ``q``-quantile of everything seen; asked for again, it is not computed again."""
+        if q not in self._known:
+            self._known[q] = self._quantile(q)
+        return self._known[q]
+
+    def _quantile(self, q: float) -> float:
         if self._counts is None:
             return quantile(torch.cat(self._kept), q)
         position = q * (self.count - 1)
