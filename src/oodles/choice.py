@@ -1,0 +1,230 @@
+"""``select``: which detector for this network, from ID data and stand-ins for the unknown made of it."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import rankdata
+from torch import Tensor, nn
+
+from oodles.detectors import Detector, default_detector, fit_together, parse
+from oodles.errors import ArgumentError, DataError
+from oodles.extraction import as_labels, extract, split_batch
+from oodles.features import Features
+from oodles.outliers import KINDS, NOISE, stand_ins
+
+Floats = npt.NDArray[np.float64]
+RESAMPLES = 50
+PLAIN = "msp"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """How a detector does against each kind of stand-in, and its worth: its worst rank among all candidates, 0 to 1."""
+
+    spec: str
+    worth: float
+    auroc: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The detector for this network (not fitted), why, and how sure that is.
+
+    ``candidates`` are sorted by worth. ``certainty`` is the share of resamples of the rows in which the same choice was
+    made. ``without`` tells for each kind what would be chosen had it not been seen, and that one's rank on it.
+    """
+
+    detector: Detector
+    candidates: tuple[Candidate, ...]
+    standard_error: float
+    certainty: float
+    without: Mapping[str, tuple[str, float]]
+    verdict: str
+
+
+def select(
+    *,
+    train: Features,
+    held_out: Features,
+    outliers: Mapping[str, Features],
+    candidates: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Choice:
+    """Choose the detector whose worst rank over the kinds of stand-ins is best; in doubt, the default.
+
+    A mean over kinds rewards a detector that is excellent against noise and poor against everything else; the worst
+    rank does not. The default (:func:`oodles.default_detector`) stays unless another is better by more than one standard
+    error of the difference, from resampled rows.
+    """
+    if not outliers:
+        raise ArgumentError("there are no stand-ins to tell ID rows from; see oodles.outlier_features")
+    usual = default_detector().spec
+    specs = list(dict.fromkeys([usual, PLAIN, *(parse(text).spec for text in candidates or candidate_list(train))]))
+    detectors = [parse(spec) for spec in specs]
+    fit_together(detectors, train)
+    chance = np.random.default_rng(seed)
+    inside = _weights(chance, len(held_out))
+    outside = {kind: _weights(chance, len(part)) for kind, part in outliers.items()}
+    # a cube of candidates, kinds and resamples, the first of which is the data itself
+    cube = np.empty((len(detectors), len(outliers), RESAMPLES + 1))
+    for row, detector in enumerate(detectors):
+        scores = detector.score(held_out).double().numpy()
+        for column, (kind, part) in enumerate(outliers.items()):
+            cube[row, column] = weighted_auroc(scores, detector.score(part).double().numpy(), inside, outside[kind])
+    worth = worst_ranks(cube)
+    place, error = _settle(worth, 0)
+    certainty = float(np.mean([_settle_one(worth[:, one], 0, error) == place for one in range(1, worth.shape[1])]))
+    without = {}
+    for column, kind in enumerate(outliers) if len(outliers) > 1 else ():
+        rest = worst_ranks(np.delete(cube, column, axis=1))
+        other = _settle(rest, 0)[0]
+        without[kind] = specs[other], float(_ranks(cube[:, column, 0])[other])
+    order = np.argsort(-worth[:, 0], kind="stable")
+    table = tuple(
+        Candidate(specs[i], float(worth[i, 0]), dict(zip(outliers, cube[i, :, 0].tolist(), strict=True))) for i in order
+    )
+    return Choice(
+        parse(specs[place]), table, error, certainty, without, _verdict(specs, worth, place, error, certainty)
+    )
+
+
+def candidate_list(train: Features) -> list[str]:
+    """What is tried: every detector, and the stages over a grid; those that learn from labels only where there are any."""
+    clips, sparse = ("react(95)", "react(97)", "react(99)"), ("", "dice(0.05)", "dice(0.1)", "dice(0.3)")
+    scales = [f"{name}({p})" for name in ("scale", "lts") for p in (65, 75, 85, 90, 95)]
+    chains = ["+".join(part for part in chain if part) for chain in itertools.product(clips, ["", *scales], sparse)]
+    texts = [
+        *("msp", "max_logit", "energy", "entropy", "gen", "doctor", "react(90)", "vra(60)"),
+        *(f"dice({p})" for p in (0.05, 0.1, 0.3, 0.5, 0.7, 0.9)),
+        *scales,
+        *(f"ash_s({p})" for p in (65, 80, 90, 95)),
+        *(f"ash_b({p})" for p in (65, 80, 90)),
+        *chains,
+        *("klmatching", "tempscale", "gradnorm", "mahalanobis", "mahalanobispp", "rmds", "she", "vim", "residual"),
+        *("neco", "fdbd", "nci", "nnguide", *(f"knn({k})" for k in (1, 10, 50, 200))),
+    ]
+    return [text for text in texts if train.holds("labels") or "labels" not in parse(text).learns_from]
+
+
+def outlier_features(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    count: int = 1000,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Features]:
+    """Features of every kind of stand-in, made of the first ``count`` images of ``loader``: held-out ID images.
+
+    ``mean`` and ``std`` are those the images were normalised by; without, each channel's own range is taken for 0 to 1.
+    ``options`` go to :func:`oodles.extract`.
+    """
+    images, labels = _first(loader, count)
+    if mean and std:
+        low = torch.tensor(mean).view(1, -1, 1, 1)
+        width = torch.tensor(std).view(1, -1, 1, 1)
+    else:
+        low = images.amin(dim=(0, 2, 3), keepdim=True)
+        width = (images.amax(dim=(0, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    pixels = (images * width + low if mean and std else (images - low) / width).clamp(0, 1)
+    made = {NOISE: torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))}
+    for kind in KINDS:
+        moved = stand_ins(pixels, kind, labels=labels, seed=seed)
+        made[kind] = (moved - low) / width if mean and std else moved * width + low
+    return {kind: extract(model, list(torch.split(some, 250)), labels=False, **options) for kind, some in made.items()}
+
+
+def mixture_features(held_out: Features, *, seed: int = 0) -> dict[str, Features]:
+    """Stand-ins without images: means of two embeddings of different predicted classes, and units shuffled."""
+    if held_out.head is None:
+        raise DataError("mixtures of embeddings need the head, which the features do not hold")
+    chance = torch.Generator().manual_seed(seed)
+    embedding, classes = held_out.embedding, held_out.logits.argmax(dim=1)
+    partner = torch.randperm(len(held_out), generator=chance)
+    apart = classes[partner] != classes
+    if not apart.any():
+        raise DataError("all held-out rows are given the same class, so there is nothing to mix")
+    order = torch.stack([torch.randperm(len(held_out), generator=chance) for _ in range(held_out.width)], dim=1)
+    return {
+        "mixed": Features((embedding + embedding[partner])[apart] / 2, head=held_out.head),
+        "shuffled": Features(embedding.gather(0, order), head=held_out.head),
+    }
+
+
+def weighted_auroc(id_scores: Floats, ood_scores: Floats, id_weights: Floats, ood_weights: Floats) -> Floats:
+    """AUROC under each row of weights, ties counted half; weights are ``(resamples, rows)``.
+
+    >>> weighted_auroc(np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.ones((1, 2)), np.ones((1, 2)))
+    array([0.875])
+    """
+    values, place = np.unique(np.concatenate([id_scores, ood_scores]), return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[order], np.arange(len(values)))
+    rows = len(id_weights)
+    inside = np.concatenate([id_weights, np.zeros((rows, len(ood_scores)))], axis=1)[:, order]
+    outside = np.concatenate([np.zeros((rows, len(id_scores))), ood_weights], axis=1)[:, order]
+    id_mass, ood_mass = (np.add.reduceat(part, starts, axis=1) for part in (inside, outside))
+    below = np.cumsum(ood_mass, axis=1) - ood_mass / 2
+    return np.asarray((id_mass * below).sum(axis=1) / (id_mass.sum(axis=1) * ood_mass.sum(axis=1)))
+
+
+def worst_ranks(cube: Floats) -> Floats:
+    """Each candidate's worst rank over the kinds, 0 to 1, from AUROCs ``(candidates, kinds, ...)``."""
+    ranks = (rankdata(np.round(cube, 4), axis=0) - 1) / max(1, len(cube) - 1)
+    return np.asarray(ranks.min(axis=1))
+
+
+def _ranks(auroc: Floats) -> Floats:
+    return np.asarray((rankdata(np.round(auroc, 4)) - 1) / max(1, len(auroc) - 1))
+
+
+def _settle(worth: Floats, usual: int) -> tuple[int, float]:
+    """The place of the choice, and the standard error of the best one's lead over the default."""
+    best = int(np.argmax(worth[:, 0]))
+    error = float(np.std(worth[best, 1:] - worth[usual, 1:])) if worth.shape[1] > 1 else 0.0
+    return (best if worth[best, 0] - worth[usual, 0] > error else usual), error
+
+
+def _settle_one(worth: Floats, usual: int, error: float) -> int:
+    best = int(np.argmax(worth))
+    return best if worth[best] - worth[usual] > error else usual
+
+
+def _verdict(specs: list[str], worth: Floats, place: int, error: float, certainty: float) -> str:
+    plain = specs.index(PLAIN)
+    order = [i for i in np.argsort(-worth[:, 0], kind="stable") if i != place]
+    runner_up = int(order[0])
+    lead = worth[place, 0] - worth[runner_up, 0]
+    text = f"{specs[place]}, {certainty:.0%} sure; next is {specs[runner_up]}"
+    text += f" ({lead:+.3f} in worst rank, standard error {error:.3f})"
+    if worth[plain, 0] >= worth[place, 0] - error:
+        text += ". Plain msp is as good as anything here"
+    return text
+
+
+def _weights(chance: np.random.Generator, rows: int) -> Floats:
+    """The rows themselves, then resamples of them as counts."""
+    drawn = chance.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
+    return np.concatenate([np.ones((1, rows)), drawn]).astype(np.float64)
+
+
+def _first(loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:
+    images: list[Tensor] = []
+    labels: list[Tensor | None] = []
+    for batch in loader:
+        some, classes = split_batch(batch)
+        images.append(some.cpu())
+        labels.append(as_labels(classes, some))
+        if sum(map(len, images)) >= count:
+            break
+    if not images:
+        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
+    known = [part.cpu() for part in labels if part is not None]
+    return torch.cat(images)[:count], torch.cat(known)[:count] if len(known) == len(images) else None
