@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from oodles.guard import Verdict as Verdict
     from oodles.metrics import Row as Row
     from oodles.metrics import evaluate as evaluate
-    from oodles.perturb import Step as Step
-    from oodles.perturb import fgsm as fgsm
-    from oodles.perturb import perturb as perturb
+    from oodles.perturbation import Step as Step
+    from oodles.perturbation import fgsm as fgsm
+    from oodles.perturbation import perturb as perturb
+    from oodles.recipes import Recipe as Recipe
     from oodles.selection import noise_features as noise_features
     from oodles.selection import select as select
-    from oodles.training import Recipe as Recipe
     from oodles.training import train as train
     from oodles.tuning import tune as tune
 
@@ -83,9 +83,10 @@ _HOMES = {
     "oodles.functional": ("energy", "entropy", "max_logit", "msp"),
     "oodles.guard": ("Guard", "Verdict"),
     "oodles.metrics": ("Row", "evaluate"),
-    "oodles.perturb": ("Step", "fgsm", "perturb"),
+    "oodles.perturbation": ("Step", "fgsm", "perturb"),
+    "oodles.recipes": ("Recipe",),
     "oodles.selection": ("noise_features", "select"),
-    "oodles.training": ("Recipe", "train"),
+    "oodles.training": ("train",),
     "oodles.tuning": ("tune",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

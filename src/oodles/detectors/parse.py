@@ -152,6 +152,8 @@ def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
         if key in ("by", "layer") and isinstance(value, str):
             continue
+        if key == "layer" or (key == "layers" and not isinstance(value, list | tuple)):
+            raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a name was expected")
         if key == "layers" and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             continue
         if key == "std" and isinstance(value, list | tuple):
