@@ -1,6 +1,6 @@
 """Training in a process of its own: alone, under torchrun, killed while it writes a file, or out of room for one.
 
-usage: training_worker.py OUT [kill|fill FILE]
+usage: training_worker.py OUT [kill|fill|untidy FILE]
 """
 
 import os
@@ -61,20 +61,25 @@ def network(kind: type[nn.Module]) -> nn.Module:
     return seeded(kind)
 
 
+FATES = {"kill": ("open", ".", 2), "fill": ("tempfile.mkstemp", ".", 2), "untidy": ("os.remove", "", 1)}
+"""What Python does just then, how the name of the file begins, and for which time."""
+
+
 def await_fate(fate: str, file: str) -> None:
-    """Be killed, or run out of room, while ``file`` is written for the second time."""
+    """Be killed with ``file`` written but not in its place, out of room for it, or killed before an old one goes."""
+    moment, prefix, turn = FATES[fate]
     seen = 0
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
-        # killed: all is written, but not yet in its place; out of room: nothing is written yet
-        moment = event == "open" and "+" in str(arguments[1]) if fate == "kill" else event == "tempfile.mkstemp"
-        if moment and Path(str(arguments[0])).name.startswith(f".{file}"):
-            seen += 1
-            if seen == 2 and fate == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if seen == 2:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        if event != moment or not Path(str(arguments[0])).name.startswith(prefix + file):
+            return
+        # a file is opened three times: made, filled, and opened for update to force it to disk
+        seen += event != "open" or "+" in str(arguments[1])
+        if seen == turn and fate == "fill":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        elif seen == turn:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
 
@@ -83,10 +88,12 @@ def main() -> None:
     out, *fate = sys.argv[1:]
     if fate:
         await_fate(*fate)
-    metrics = oodles.train(
-        network(Restless if fate else Tiny), coloured(), out=out, recipe=UNEVEN, seed=5, progress=False
-    )
-    print(len(metrics))
+    made = []
+    sys.addaudithook(lambda event, arguments: made.append(arguments[0]) if event == "tempfile.mkstemp" else None)
+    model = network(Restless if fate else Tiny)
+    metrics = oodles.train(model, coloured(), out=out, recipe=UNEVEN, seed=5, progress=False)
+    # in one piece: two processes may write at once
+    sys.stdout.write(f"{len(metrics)} epochs, {sum(out in str(path) for path in made)} files\n")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from oodles.bench.datasets import CIFAR, ImageLoader, open_images
 from oodles.calibration import calibrate
 from oodles.detectors import Energy
 from oodles.extraction import extract, model_fingerprint
+from oodles.files import serialise, write_bytes
 from oodles.guard import save_guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
 from oodles.training import RECORD
@@ -37,7 +38,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     weights = load_file(arguments.run / "weights.safetensors")
     halved = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
-    save_file(halved, folder / WEIGHTS)
+    write_bytes(folder / WEIGHTS, serialise(halved))
     model = load(NAME)
     images = open_images(arguments.data / "cifar10-jpeg.zip" / "test")
     prepared = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(CIFAR).items()}

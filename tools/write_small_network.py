@@ -108,7 +108,7 @@ def main() -> None:
         epochs=len(metrics),
         godin_command=(
             "oodles train small --head deconf --data DATA/cifar10-jpeg.zip/train --test DATA/cifar10-jpeg.zip/test "
-            f"--recipe godin --epochs {len(metrics)} --batch 128 --out runs/godin"
+            f"--recipe godin --epochs {len(metrics)} --batch 128 --limit 10000 --out runs/godin"
         ),
         first=metrics[0]["loss"],
         last=metrics[-1]["loss"],

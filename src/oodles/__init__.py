@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     from oodles.metrics import Row as Row
     from oodles.metrics import evaluate as evaluate
     from oodles.outliers import stand_ins as stand_ins
-    from oodles.perturb import Step as Step
-    from oodles.perturb import fgsm as fgsm
-    from oodles.perturb import perturb as perturb
+    from oodles.perturbation import Step as Step
+    from oodles.perturbation import fgsm as fgsm
+    from oodles.perturbation import perturb as perturb
+    from oodles.recipes import Recipe as Recipe
     from oodles.selection import noise_features as noise_features
     from oodles.selection import select as select
-    from oodles.training import Recipe as Recipe
     from oodles.training import train as train
     from oodles.tuning import tune as tune
 
@@ -145,9 +145,10 @@ _HOMES = {
     "oodles.guard": ("Guard", "Verdict", "detect"),
     "oodles.metrics": ("Row", "evaluate"),
     "oodles.outliers": ("stand_ins",),
-    "oodles.perturb": ("Step", "fgsm", "perturb"),
+    "oodles.perturbation": ("Step", "fgsm", "perturb"),
+    "oodles.recipes": ("Recipe",),
     "oodles.selection": ("noise_features", "select"),
-    "oodles.training": ("Recipe", "train"),
+    "oodles.training": ("train",),
     "oodles.tuning": ("tune",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

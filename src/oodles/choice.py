@@ -58,8 +58,8 @@ def select(
     """Choose the detector whose worst rank over the kinds of stand-ins is best; in doubt, the default.
 
     A mean over kinds rewards a detector that is excellent against noise and poor against everything else; the worst
-    rank does not. The default (:func:`oodles.default_detector`) stays unless another is better by more than one standard
-    error of the difference, from resampled rows.
+    rank does not. The default (:func:`oodles.default_detector`) stays unless another is better by more than one
+    standard error of the difference, from resampled rows.
     """
     if not outliers:
         raise ArgumentError("there are no stand-ins to tell ID rows from; see oodles.outlier_features")
@@ -94,7 +94,7 @@ def select(
 
 
 def candidate_list(train: Features) -> list[str]:
-    """What is tried: every detector, and the stages over a grid; those that learn from labels only where there are any."""
+    """What is tried: every detector, and the stages over a grid; those that learn from labels only with labels."""
     clips, sparse = ("react(95)", "react(97)", "react(99)"), ("", "dice(0.05)", "dice(0.1)", "dice(0.3)")
     scales = [f"{name}({p})" for name in ("scale", "lts") for p in (65, 75, 85, 90, 95)]
     chains = ["+".join(part for part in chain if part) for chain in itertools.product(clips, ["", *scales], sparse)]

@@ -20,9 +20,9 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.errors import DataError, FileError
 from oodles.features import LAYER, SHARD_ELEMENTS, Features, Head, check_columns, fingerprint, store_columns
-from oodles.perturb import Step, look_with
+from oodles.perturbation import Step, look_with
 from oodles.store import Columns, Writer, stored_rows
 from oodles.tap import at_rest, unwrap
 from oodles.view import View
@@ -62,9 +62,6 @@ def extract(
     ``prepared`` (how images were resized and normalised) are kept there for whoever reads them.
     """
     network = unwrap(model)
-    unknown = [name for name in layers if name not in dict(network.named_modules())]
-    if unknown:
-        raise ArgumentError(f"layers= names {unknown[0]!r}, which is no module of {type(network).__name__}")
     with at_rest(model, device) as home:
         run = _Run(View(network, layer, layers), tuple(steps), home, labels, rows)
         with _bar(loader, progress) as advance:

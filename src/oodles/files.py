@@ -78,11 +78,22 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Rec
     Because the name changes with the content, replacing a saved object is one atomic step: the
     record that points at the new file is written after it.
     """
-    content = serialise_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    content = serialise(tensors)
     digest = hashlib.sha256(content).hexdigest()
     file = f"{stem}-{digest[:12]}.safetensors"
     write_bytes(folder / file, content)
     return {"file": file, "sha256": digest}
+
+
+def serialise(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as safetensors bytes; those that share memory (tied weights) are written out each."""
+    written: dict[int, str] = {}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    apart = {
+        name: tensor if written.setdefault(tensor.data_ptr(), name) == name else tensor.clone()
+        for name, tensor in plain.items()
+    }
+    return serialise_tensors(apart)
 
 
 def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:

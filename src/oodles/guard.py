@@ -17,7 +17,7 @@ from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeE
 from oodles.extraction import extract, model_fingerprint
 from oodles.features import LAYER
 from oodles.files import Record, read_record, write_record
-from oodles.perturb import look_with
+from oodles.perturbation import look_with
 from oodles.tap import logits_of, unwrap
 from oodles.tuning import tune
 from oodles.view import View

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,64 +14,20 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from oodles.bench.datasets import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import Record, member, read_record, read_tensors, write_bytes, write_record, write_tensors, write_with
+from oodles.files import Record, read_record, read_tensors, serialise, write_bytes, write_record, write_tensors
 from oodles.models.deconf import Cosine
+from oodles.recipes import RECIPES, Recipe
 from oodles.tap import at_rest, logits_of, unwrap, usable_device
 
 KIND, SCHEMA = "training", 1
 RECORD, METRICS, WEIGHTS = "training.json", "metrics.jsonl", "weights.safetensors"
 PADDING = 4
-WARMUP = 0.2
-"""The share of a one-cycle run during which the rate climbs."""
 TEST_ROWS = 64
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """SGD as the paper runs it. ``drops`` are the shares of the run after which the rate falls tenfold.
-
-    With no ``drops`` the rate makes one cycle: up to ``rate`` during the first fifth, then down to 0.
-    """
-
-    epochs: int = 100
-    batch: int = 64
-    rate: float = 0.1
-    drops: tuple[float, ...] = (0.5, 0.75, 0.9)
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 2:
-            raise ArgumentError(f"epochs={self.epochs} must be at least 1 and batch={self.batch} at least 2")
-        if not self.rate > 0:
-            raise ArgumentError(f"rate={self.rate} must be positive")
-        if not all(0 < share < 1 for share in self.drops):
-            raise ArgumentError(f"drops={self.drops} are shares of the run, between 0 and 1")
-
-    def rate_at(self, share: float) -> float:
-        """The learning rate when ``share`` of the run is over.
-
-        >>> [round(Recipe().rate_at(epoch / 100), 4) for epoch in (0, 49, 50, 75, 90)]
-        [0.1, 0.1, 0.01, 0.001, 0.0001]
-        """
-        if self.drops:
-            return float(self.rate * 0.1 ** sum(share >= drop for drop in self.drops))
-        return self.rate * min(share / WARMUP, (1 - share) / (1 - WARMUP))
-
-
-RECIPES = {
-    "paper": Recipe(),
-    "godin": Recipe(epochs=200, drops=(0.5, 0.75)),
-    "one-cycle": Recipe(epochs=24, batch=128, rate=0.2, drops=(), nesterov=True, weight_decay=5e-4),
-}
-"""The paper's networks, Generalized ODIN's (with a DeConf head), and a short schedule for small machines."""
 
 
 def train(
@@ -93,14 +50,15 @@ def train(
     its share of each batch, so ``recipe.batch`` is the batch of all together. Returns the metrics by epoch.
     """
     network = unwrap(model)
-    _check(network, data, recipe)
-    with _team() as team:
+    with _team() as team, torch.random.fork_rng():
+        _check(network, data, recipe, team)
         target = team.device if device is None and team.device else usable_device(device or "cpu")
         run = _Run(network.to(target), data, test, recipe, seed, Path(out), team, target)
         run.begin(resume)
         with _Display(run, progress) as display:
             for epoch in range(len(run.metrics), recipe.epochs):
                 run.epoch(epoch, display)
+    network.eval()
     return run.metrics
 
 
@@ -153,8 +111,8 @@ class _Run:
     ) -> None:
         self.network, self.data, self.test, self.recipe = network, data, test, recipe
         self.seed, self.out, self.team, self.device = seed, out, team, device
-        if any(isinstance(module, nn.Conv2d) for module in network.modules()):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = _layout(network, data, device)
+        network.to(memory_format=self.layout)  # type: ignore[call-overload]
         if team.size > 1 and device.type == "cuda":
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         self.wrapped = nn.parallel.DistributedDataParallel(self.network) if team.size > 1 else self.network
@@ -194,6 +152,7 @@ class _Run:
                 f"{self.out} holds a training run already; go on with it (--resume), or give another folder"
             )
         if not there:
+            _require_room(self.out)
             return
         record = read_record(self.out / RECORD, kind=KIND, schema=SCHEMA)
         other = [name for name, value in self.about.items() if record["about"][name] != value]
@@ -214,30 +173,34 @@ class _Run:
         """Write weights and momenta, then the record that points at them, then drop what it pointed at before."""
         if self.team.rank:
             return
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
+        weights = dict(self.network.state_dict())
+        done = len(self.metrics) - 1
+        stands = f"the checkpoint of epoch {done} stands" if done else "nothing was written"
+        ruined = next((name for name, value in weights.items() if not value.isfinite().all()), None)
+        if ruined is not None:
+            raise DataError(f"epoch {done + 1}: {ruined} is not finite any more; {stands}. Give a smaller rate")
         momenta = {
             f"momentum.{name}": self.optimiser.state[weight]["momentum_buffer"]
             for name, weight in self.network.named_parameters()
             if self.optimiser.state[weight].get("momentum_buffer") is not None
         }
-        before = _tensors_of(self.out)
         try:
             state = {f"model.{name}": value for name, value in weights.items()}
             entry = write_tensors(self.out, "state", state | momenta)
-            write_with(self.out / WEIGHTS, lambda path: save_file(weights, path))
+            write_bytes(self.out / WEIGHTS, serialise(weights))
             lines = "".join(json.dumps(line) + "\n" for line in self.metrics)
             write_bytes(self.out / METRICS, lines.encode())
             record = {"kind": KIND, "schema": SCHEMA, "about": self.about, "metrics": self.metrics, "tensors": entry}
             write_record(self.out / RECORD, record)
         except OSError as error:
-            done = len(self.metrics) - 1
-            stands = f"the checkpoint of epoch {done} stands" if done else "there is no earlier one"
             raise FileError(
                 f"the checkpoint of epoch {done + 1} cannot be written to {self.out} ({error.strerror or error}); "
                 f"{stands}; make room and go on with --resume"
             ) from None
-        if before is not None and before.name != entry["file"]:
-            before.unlink(missing_ok=True)
+        # what earlier epochs left, and what a kill in the middle of writing did
+        for other in (*self.out.glob("state-*.safetensors"), *self.out.glob(".state-*.safetensors")):
+            if other.name != entry["file"]:
+                other.unlink(missing_ok=True)
 
     # Learning ---------------------------------------------------------------------------------
 
@@ -281,7 +244,7 @@ class _Run:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed):
-            logits = logits_of(self.wrapped(images.contiguous(memory_format=torch.channels_last)))
+            logits = logits_of(self.wrapped(images.contiguous(memory_format=self.layout)))
         # a mean over the whole batch, whatever this process's share: DDP divides by the team's size again
         loss = F.cross_entropy(logits.float(), labels, reduction="sum") * (self.team.size / len(rows))
         correct = (logits.argmax(dim=1) == labels).sum()
@@ -310,12 +273,14 @@ def accuracy(model: nn.Module, data: Pixels, device: torch.device | None = None)
     right = 0
     with at_rest(model, device) as home:
         for rows in torch.split(torch.arange(len(data)), TEST_ROWS):
-            images = data.normalise(data.pixels[rows].to(home)).contiguous(memory_format=torch.channels_last)
+            images = data.normalise(data.pixels[rows].to(home))
             right += int((logits_of(model(images)).argmax(dim=1).cpu() == data.labels[rows]).sum())
     return right / len(data)
 
 
-def _check(network: nn.Module, data: Pixels, recipe: Recipe) -> None:
+def _check(network: nn.Module, data: Pixels, recipe: Recipe, team: _Team) -> None:
+    if recipe.batch < 2 * team.size:
+        raise ArgumentError(f"batch={recipe.batch} gives {team.size} processes less than two images each; give more")
     present = torch.unique(data.labels)
     if len(present) < 2:
         raise DataError(f"{data.name} holds one class alone ({len(data)} images); a classifier needs at least two")
@@ -324,7 +289,11 @@ def _check(network: nn.Module, data: Pixels, recipe: Recipe) -> None:
             f"{data.name} holds {len(data)} images, less than a batch of {recipe.batch}; give a smaller batch"
         )
     with at_rest(network) as home:
-        classes = logits_of(network(data.normalise(data.pixels[:2].to(home)))).shape[1]
+        try:
+            classes = logits_of(network(data.normalise(data.pixels[:2].to(home)))).shape[1]
+        except RuntimeError as error:
+            shape, reason = tuple(data.pixels.shape[1:]), str(error).strip().splitlines()[0]
+            raise DataError(f"{type(network).__name__} does not take images of shape {shape} ({reason})") from None
     if int(present[0]) < 0 or int(present[-1]) >= classes:
         worst = int(present[0]) if int(present[0]) < 0 else int(present[-1])
         raise DataError(
@@ -338,11 +307,27 @@ def _mix(*numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
 
 
-def _tensors_of(folder: Path) -> Path | None:
+def _layout(network: nn.Module, data: Pixels, device: torch.device) -> torch.memory_format:
+    """Channels last is faster for convolutions; a network that flattens with ``view`` does not take it."""
+    if any(isinstance(module, nn.Conv2d) for module in network.modules()):
+        images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
+        with at_rest(network):
+            try:
+                network(images)
+            except RuntimeError:
+                return torch.contiguous_format
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def _require_room(folder: Path) -> None:
+    """Raise unless files can be written there, before an epoch is spent on finding out."""
     try:
-        return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
-    except FileError:
-        return None
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise FileError(f"{folder} cannot be written to ({error.strerror}); give another folder") from None
 
 
 class _Display:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from oodles.detectors import Detector
 from oodles.errors import ArgumentError, DataError, NotFittedError
 from oodles.extraction import as_labels, extract, split_batch
-from oodles.perturb import Step, channel_bounds, fgsm
+from oodles.perturbation import Step, channel_bounds, fgsm
 
 ROWS = 1000
 """Images looked at: 500 to learn from and 500 to choose by."""
@@ -36,7 +36,7 @@ def tune(
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before it is tuned")
     against = any(detector.learns_against for detector in open_ones)
-    images, labels = _take(loader, rows)
+    images, labels = _take(loader, rows, against)
     if against and labels is None:
         raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
     steps = distinct(step for detector in open_ones for step in detector.trials())
@@ -44,6 +44,12 @@ def tune(
     held_out = extract(model, [images], steps=steps, labels=False, **options)
     adversarial = None
     if against and labels is not None:
+        bad = (labels < 0) | (labels >= held_out.classes)
+        if bad.any():
+            raise DataError(
+                f"{int(bad.sum())} of {len(labels)} labels are no classes of this model (0 to {held_out.classes - 1}); "
+                "tune on images of the classes it was trained on"
+            )
         copies = fgsm(model, images, labels, bounds=channel_bounds(images))
         adversarial = extract(model, [copies], steps=steps, labels=False, **options)
     for detector in open_ones:
@@ -71,14 +77,14 @@ def distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(once.values())
 
 
-def _take(loader: Iterable[Any], rows: int) -> tuple[Tensor, Tensor | None]:
+def _take(loader: Iterable[Any], rows: int, labelled: bool) -> tuple[Tensor, Tensor | None]:
     """The first ``rows`` images of a loader, and their labels where it gives them."""
     images: list[Tensor] = []
     labels: list[Tensor | None] = []
     for batch in loader:
         some, classes = split_batch(batch)
         images.append(some)
-        labels.append(as_labels(classes, some))
+        labels.append(as_labels(classes, some) if labelled else None)
         if sum(map(len, images)) >= rows:
             break
     if not images:

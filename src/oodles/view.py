@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from oodles.errors import ArgumentError
 from oodles.features import LAYER
 from oodles.locate import Located, locate
 from oodles.store import Columns
@@ -25,6 +26,9 @@ class View:
     def __init__(
         self, network: nn.Module, layer: str | Literal[False] | None = None, layers: Sequence[str] = ()
     ) -> None:
+        unknown = [name for name in layers if name not in dict(network.named_modules())]
+        if unknown:
+            raise ArgumentError(f"layers= names {unknown[0]!r}, which is no module of {type(network).__name__}")
         self.network = network
         self.layer = layer
         self.layers = tuple(layers)
@@ -41,7 +45,8 @@ class View:
         """A tap on the last layer and the inner ones; the search is made once, on the first images."""
         if self._tap is None:
             if self.layer is not False:
-                self.located = locate(self.network, images, self.layer)
+                with torch.inference_mode(False), torch.no_grad():  # the head's numbers must bear a backward pass
+                    self.located = locate(self.network, images, self.layer)
             self._tap = Tap(self.network, self.located.sites if self.located else (), self.layers)
         return self._tap
 

@@ -18,7 +18,7 @@ from oodles.errors import DataError
 from oodles.extraction import extract
 from oodles.features import Features
 from oodles.metrics import Row
-from oodles.perturb import Step
+from oodles.perturbation import Step
 from oodles.store import is_store
 from oodles.tuning import ROWS, layers_of, steps_of, tune
 

@@ -17,7 +17,7 @@ from oodles.cli.base import (
     plain,
     transform,
 )
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 
 ARCHITECTURES = {"densenet101": "oodles.models:densenet101", "small": "oodles.models:small_resnet"}
 CIFAR_MEAN, CIFAR_STD = "0.4914,0.4822,0.4465", "0.2023,0.1994,0.2010"
@@ -62,7 +62,7 @@ def train(
     from oodles.bench.datasets import open_images, read_pixels
     from oodles.models import build_model
     from oodles.models.deconf import with_head
-    from oodles.training import RECIPES
+    from oodles.recipes import RECIPES
     from oodles.training import train as run
 
     if recipe not in RECIPES:
@@ -75,11 +75,17 @@ def train(
         rate=usual.rate if rate is None else rate,
     )
     how = transform(size, resize, mean, std)
-    images = read_pixels(open_images(data).sample(limit), how, skip_bad=skip_bad)
-    held_out = None if test is None else read_pixels(open_images(test), how, skip_bad=skip_bad)
-    classes = len(images.classes) or int(images.labels.max()) + 1
+    source = open_images(data)
+    if source.labels is None:
+        raise DataError(f"{data} has no labels; put the images of each class in a folder of its own")
+    classes = len(source.classes) or int(source.labels.max()) + 1
     torch.manual_seed(seed)
     network = with_head(build_model(arch if ":" in arch else _factory(arch, classes)), head)
+    images = read_pixels(source.sample(limit), how, skip_bad=skip_bad)
+    held_out = None if test is None else read_pixels(open_images(test), how, skip_bad=skip_bad)
+    if held_out is not None and held_out.classes != images.classes:
+        odd = min({*held_out.classes} ^ {*images.classes})
+        raise DataError(f"only one of {data} and {test} has a class folder {odd}, so their labels would not agree")
     notices.print(plain(f"{arch}: {len(images):,} images of {classes} classes, {chosen}"))
     metrics = run(network, images, out=out, test=held_out, recipe=chosen, seed=seed, resume=resume, device=device)
     last = metrics[-1]

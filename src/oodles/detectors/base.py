@@ -14,7 +14,7 @@ from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.files import member, read_record, write_record, write_tensors
-from oodles.perturb import Step
+from oodles.perturbation import Step
 
 KIND = "detector"
 SCHEMA = 1

@@ -9,7 +9,7 @@ from oodles.detectors.base import INPUTS, Detector, Statistics
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, NotFittedError
 from oodles.features import Features, Head
-from oodles.perturb import Step
+from oodles.perturbation import Step
 
 Parse = Callable[[str], Detector]
 WAYS = ("mean", "min")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from oodles.detectors.base import Detector, Statistics, adopt_buffers
 from oodles.detectors.gradient import check_step
 from oodles.detectors.statistics import ClassMoments, Statistic
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.features import LAYER, Features, Head, fingerprint
 from oodles.metrics import evaluate
-from oodles.perturb import Step
+from oodles.perturbation import Step
 from oodles.store import Columns
 
 FLOOR = 1e-10
@@ -43,7 +43,9 @@ class TiedGaussian(nn.Module):
     def learn(self, moments: ClassMoments, name: str) -> list[str]:
         """Whiten; gives what a user should know: classes without rows, directions left out."""
         variances, directions = torch.linalg.eigh(moments.within())
-        kept = variances > FLOOR * variances[-1].clamp(min=torch.finfo(torch.float64).tiny)
+        # rows that are all alike vary by their rounding alone
+        rounding = (torch.finfo(torch.float64).eps * moments.means.abs().max()).square() * 16
+        kept = variances > torch.maximum(FLOOR * variances[-1], rounding.clamp(min=torch.finfo(torch.float64).tiny))
         if not kept.any():
             raise DataError(f"{name} does not vary within any class, so there are no distances to measure in it")
         whitening = directions[:, kept] / variances[kept].sqrt()
@@ -60,16 +62,18 @@ class TiedGaussian(nn.Module):
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Coordinates in which the classes' covariance is the identity."""
+        if rows.shape[1] != self.mean_.shape[0]:
+            raise ShapeError(f"a layer of width {rows.shape[1]} where one of {self.mean_.shape[0]} was learned")
         return (rows - self.mean_) @ self.whitening_
 
-    def distances(self, g: Tensor) -> Tensor:
-        """Squared distances of whitened rows to every centre, ``(n, C)``."""
-        beside = self.centres_.square().sum(dim=1) - 2 * (g @ self.centres_.T)
-        return g.square().sum(dim=1, keepdim=True) + beside
-
     def nearest(self, g: Tensor) -> Tensor:
-        """The smallest of them, ``(n,)``."""
-        return self.distances(g).amin(dim=1)
+        """The squared distance of whitened rows to the nearest centre, subtracted before it is squared."""
+        place = self.beside(g).argmin(dim=1)
+        return (g - self.centres_[place]).square().sum(dim=1)
+
+    def beside(self, g: Tensor) -> Tensor:
+        """Squared distances to every centre less what they share, ``|u_c|^2 - 2 g . u_c``: ``(n, C)``."""
+        return self.centres_.square().sum(dim=1) - 2 * (g @ self.centres_.T)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
         adopt_buffers(self, state_dict, prefix)
@@ -101,10 +105,8 @@ class Mahalanobis(Detector):
         super().__init__()
         if isinstance(layers, str):
             raise ArgumentError(f"layers={layers!r} must be a list of names")
-        check_step(epsilon, std)
+        self.epsilon, self.std = check_step(epsilon, std)
         self.layers = tuple(layers)
-        self.epsilon = epsilon
-        self.std = tuple(std)
         self.columns = (*(LAYER + name for name in self.layers), "embedding")
         self.learns_from = (*self.columns, "labels")
         self.gaussians = nn.ModuleList(TiedGaussian() for _ in self.columns)
@@ -165,6 +167,8 @@ class Mahalanobis(Detector):
         if adversarial is None:
             raise ArgumentError(f"{self} is tuned on held-out rows and adversarial copies of them; both are needed")
         half = min(TUNING_ROWS, len(held_out) // 2)
+        if half < 5:
+            raise DataError(f"{self} is tuned on 10 rows or more, got {len(held_out)}")
         first, second = slice(0, half), slice(half, 2 * half)
         trials = {}
         for place, epsilon in enumerate(STEP_GRID if self.epsilon is None else [self.epsilon]):
@@ -175,7 +179,7 @@ class Mahalanobis(Detector):
         best = min(trials, key=lambda place: trials[place][0])
         joined = trials[best][1]
         if joined is not None:
-            self.coefficients_, self.intercept_ = (part.float() for part in joined)
+            self.coefficients_, self.intercept_ = (part.to(self._gaussians()[0].mean_) for part in joined)
         if self.epsilon is None:
             self.choice_ = torch.tensor(best)
 
@@ -195,13 +199,16 @@ class Mahalanobis(Detector):
             return -torch.stack([gaussian(rows.column(column).float()) for gaussian, column in pairs], dim=1).double()
 
     def _columns_at(self, epsilon: float) -> tuple[str, ...]:
-        return tuple(step.column for step in self._steps_at([epsilon])) if epsilon else self.columns
+        return tuple(LAYER + self._name(column, epsilon) for column in self.columns) if epsilon else self.columns
+
+    def _name(self, column: str, size: float) -> str:
+        return f"mahalanobis {column} {size!r}" + (f" std={self.std}" if self.std else "")
 
     def _steps_at(self, sizes: Sequence[float]) -> tuple[Step, ...]:
         distances = [Distance(*pair) for pair in zip(self.columns, self._gaussians(), strict=True)]
         return tuple(
             Step(
-                f"mahalanobis {distance.column} {size:g}",
+                self._name(distance.column, size),
                 distance,
                 size,
                 keep=distance.column,
@@ -226,7 +233,7 @@ class Distance:
 
     def __call__(self, columns: Columns) -> Tensor:
         """One number a row."""
-        distance: Tensor = self.gaussian(columns[self.column])
+        distance: Tensor = self.gaussian(columns[self.column].to(self.gaussian.mean_))
         return distance
 
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from oodles.detectors.base import Detector
 from oodles.errors import ArgumentError
 from oodles.features import LAYER, Features
 from oodles.functional import max_logit, msp
-from oodles.perturb import Step
+from oodles.perturbation import Step
 from oodles.store import Columns
 
 ODIN_GRID = tuple(round(0.0002 * step, 4) for step in range(21))
@@ -34,9 +34,7 @@ class SteppedDetector(Detector):
 
     def __init__(self, epsilon: float | None, std: tuple[float, ...]) -> None:
         super().__init__()
-        check_step(epsilon, std)
-        self.epsilon = epsilon
-        self.std = tuple(std)
+        self.epsilon, self.std = check_step(epsilon, std)
         self.register_buffer("choice_", None)
 
     @abstractmethod
@@ -98,7 +96,7 @@ class ODIN(SteppedDetector):
         super().__init__(epsilon, std)
         if not temperature > 0:
             raise ArgumentError(f"temperature={temperature} must be positive")
-        self.temperature = temperature
+        self.temperature = float(temperature)
 
     def rate(self, values: Tensor) -> Tensor:
         """Logarithm of the largest probability."""
@@ -157,9 +155,12 @@ class Remoteness:
         return -max_logit(columns[self.column])
 
 
-def check_step(epsilon: float | None, std: tuple[float, ...]) -> None:
-    """Raise unless an input step of that size can be made."""
+def check_step(epsilon: float | None, std: tuple[float, ...]) -> tuple[float | None, tuple[float, ...]]:
+    """The size and the spread as floats; raises unless an input step can be made of them."""
+    if not isinstance(std, list | tuple):
+        raise ArgumentError(f"std={std} must be a list with a number for each channel")
     if epsilon is not None and not 0 <= epsilon < 1e6:
         raise ArgumentError(f"epsilon={epsilon} must be 0 or more; None has it chosen by oodles.tune")
     if not all(value > 0 for value in std):
         raise ArgumentError(f"std={std} must be positive in every channel")
+    return None if epsilon is None else float(epsilon), tuple(float(value) for value in std)

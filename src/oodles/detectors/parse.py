@@ -167,11 +167,9 @@ def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
         if key in ("by", "layer", "how") and isinstance(value, str):
             continue
-        if (
-            key in ("layers", "detectors")
-            and isinstance(value, list | tuple)
-            and all(isinstance(item, str) for item in value)
-        ):
+        if key == "layer" or (key in ("layers", "detectors") and not isinstance(value, list | tuple)):
+            raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a name was expected")
+        if key in ("layers", "detectors") and all(isinstance(item, str) for item in value):
             continue
         if key == "std" and isinstance(value, list | tuple):
             _check_values(name, {f"{key}[{place}]": item for place, item in enumerate(value)})

@@ -102,4 +102,6 @@ class GaussianMixture(_OnEmbeddings):
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         """The logarithm of the density."""
         g = self.gaussian.whiten(embedding)
-        return torch.logsumexp(self.prior_ - self.gaussian.distances(g) / 2, dim=1)
+        beside = self.gaussian.beside(g)
+        closer = beside - beside.amin(dim=1, keepdim=True)
+        return torch.logsumexp(self.prior_ - closer / 2, dim=1) - self.gaussian.nearest(g) / 2

@@ -105,7 +105,7 @@ class ClassMoments:
 
     def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
         """Add the rows of one batch."""
-        rows, labels = values.detach().double().cpu(), labels.cpu()
+        rows, labels = values.detach().double().cpu(), labels.cpu().long()
         counts = torch.bincount(labels, minlength=classes).double()
         sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
         means = sums / counts.clamp(min=1)[:, None]

@@ -128,15 +128,20 @@ def _gradients(view: View, images: Tensor, objectives: Iterable[Objective]) -> t
     with torch.no_grad():
         view.find(images)  # the search for the last layer needs no gradients
     gradients: dict[Objective, Tensor] = {}
-    with torch.enable_grad():
-        leaf = images.detach().requires_grad_()
+    # a caller's inference mode would record nothing, and its tensors cannot be differentiated by
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = (images.clone() if images.is_inference() else images.detach()).requires_grad_()
         columns = view.look(leaf)
         for objective in wanted:
             total = objective(columns).sum()
-            if not total.requires_grad:
+            gradient = None
+            if total.requires_grad:
+                last = objective is wanted[-1]
+                (gradient,) = torch.autograd.grad(total, leaf, retain_graph=not last, allow_unused=True)
+            if gradient is None:
                 raise HeadError(
                     f"{type(view.network).__name__} passes no gradient on to its input, which an input step needs; "
                     "is part of it under no_grad?"
                 )
-            (gradients[objective],) = torch.autograd.grad(total, leaf, retain_graph=objective is not wanted[-1])
+            gradients[objective] = gradient
     return columns, gradients

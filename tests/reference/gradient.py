@@ -1,0 +1,173 @@
+"""Input steps from differences of a function, pixel by pixel, and distances to classes one by one; all in float64.
+
+A network is a function of images ``(n, ...)`` that gives an array with a row for each, an objective one that gives a
+number for each.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from reference.metrics import fpr_at_tpr
+from reference.scores import msp
+
+Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+Network = Callable[[Array], Array]
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+def slopes(objective: Network, image: Array, width: float = 1e-4) -> Array:
+    """Central differences: every pixel in turn a little up and a little down."""
+    places = list(np.ndindex(*image.shape))
+    up, down = (np.repeat(image[None], len(places), axis=0) for _ in range(2))
+    for row, place in enumerate(places):
+        up[(row, *place)] += width
+        down[(row, *place)] -= width
+    rises = (objective(up) - objective(down)) / (2 * width)
+    return np.array([rises[row] for row in range(len(places))]).reshape(image.shape)
+
+
+def moved(image: Array, gradient: Array, epsilon: float, std: Sequence[float] = ()) -> Array:
+    """Every pixel against the sign of its gradient; one without stays."""
+    after = image.copy()
+    for place in np.ndindex(*image.shape):
+        size = epsilon / std[place[0]] if std else epsilon
+        if gradient[place] > 0:
+            after[place] -= size
+        if gradient[place] < 0:
+            after[place] += size
+    return after
+
+
+def stepped(objective: Network, image: Array, epsilon: float, std: Sequence[float] = ()) -> Array:
+    """The image after a step that lowers the objective."""
+    return moved(image, slopes(objective, image), epsilon, std)
+
+
+# ODIN and Generalized ODIN --------------------------------------------------------------------------
+
+
+def doubt(network: Network, temperature: float) -> Network:
+    """Cross-entropy of the tempered softmax with the predicted class."""
+
+    def values(images: Array) -> Array:
+        return np.array([-msp(row, temperature) for row in network(images).tolist()])
+
+    return values
+
+
+def odin(network: Network, image: Array, temperature: float, epsilon: float, std: Sequence[float] = ()) -> float:
+    after = stepped(doubt(network, temperature), image, epsilon, std)
+    return msp(network(after[None])[0].tolist(), temperature)
+
+
+def remoteness(cosines: Network) -> Network:
+    def values(images: Array) -> Array:
+        return np.array([-max(row) for row in cosines(images).tolist()])
+
+    return values
+
+
+def godin(cosines: Network, image: Array, epsilon: float, std: Sequence[float] = ()) -> float:
+    after = stepped(remoteness(cosines), image, epsilon, std)
+    return max(cosines(after[None])[0].tolist())
+
+
+def best_step(score: Callable[[Array, float], float], images: Array, grid: Sequence[float]) -> float:
+    """The step with the largest sum of scores, the smallest of equal ones."""
+    best, most = grid[0], -math.inf
+    for epsilon in grid:
+        total = math.fsum(score(image, epsilon) for image in images)
+        if total > most:
+            best, most = epsilon, total
+    return best
+
+
+def cosine(row: Array, direction: Array, floor: float = 1e-4) -> float:
+    product = math.fsum(a * b for a, b in zip(row.tolist(), direction.tolist(), strict=True))
+    return product / ((math.hypot(*row) + floor) * (math.hypot(*direction) + floor))
+
+
+# Class moments and distances --------------------------------------------------------------------------
+
+
+def class_means(rows: Array, labels: Labels) -> dict[int, Array]:
+    """The mean of each class that has a row."""
+    return {int(label): rows[labels == label].mean(axis=0) for label in np.unique(labels)}
+
+
+def within(rows: Array, labels: Labels) -> Array:
+    """The covariance about the class means, row by row; divided by the number of rows."""
+    means = class_means(rows, labels)
+    matrix = np.zeros((rows.shape[1], rows.shape[1]))
+    for row, label in zip(rows, labels.tolist(), strict=True):
+        matrix += np.outer(row - means[label], row - means[label])
+    return matrix / len(rows)
+
+
+def distance(rows: Array, labels: Labels) -> Callable[[Array], Array]:
+    """The squared distance of further rows to the nearest class of these."""
+    means = class_means(rows, labels)
+    precision = np.linalg.pinv(within(rows, labels), rcond=1e-10, hermitian=True)
+
+    def nearest(others: Array) -> Array:
+        to_classes = []
+        for mean in means.values():
+            apart = others - mean
+            to_classes.append(((apart @ precision) * apart).sum(axis=1))
+        return np.min(to_classes, axis=0)
+
+    return nearest
+
+
+# Several layers -----------------------------------------------------------------------------------
+
+
+def fgsm(losses: Network, image: Array, size: float, low: Array, high: Array) -> Array:
+    """Up the loss, then back inside the bounds of each channel."""
+    after = moved(image, slopes(losses, image), -size)
+    for place in np.ndindex(*image.shape):
+        after[place] = min(max(after[place], low[place[0]]), high[place[0]])
+    return after
+
+
+def closeness(distances: Sequence[Network], images: Array, sizes: Sequence[float]) -> dict[float, Array]:
+    """Minus the distance in each layer, each after a step of its own, for each size of step; ``(n, layers)``."""
+    rows: dict[float, list[list[float]]] = {size: [] for size in sizes}
+    for image in images:
+        ways = [slopes(one, image) for one in distances]
+        for size in sizes:
+            after = [moved(image, way, size) for way in ways]
+            rows[size].append([-float(one(x[None])[0]) for one, x in zip(distances, after, strict=True)])
+    return {size: np.array(values) for size, values in rows.items()}
+
+
+def joined(inside: Array, outside: Array) -> Callable[[Array], Array]:
+    """What scikit-learn's regression on standardised columns says of further rows."""
+    from sklearn.linear_model import LogisticRegressionCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegressionCV())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.fit(np.concatenate([inside, outside]), [1] * len(inside) + [0] * len(outside))
+    return lambda rows: np.asarray(model.decision_function(rows))
+
+
+def best_joint(
+    inside: dict[float, Array], outside: dict[float, Array], grid: Sequence[float]
+) -> tuple[float, Callable[[Array], Array]]:
+    """Half the rows train a regression at each step, the other half choose the step by FPR95."""
+    half = len(inside[grid[0]]) // 2
+    trials = []
+    for epsilon in grid:
+        judge = joined(inside[epsilon][:half], outside[epsilon][:half])
+        ids, oods = (judge(rows[epsilon][half : 2 * half]).tolist() for rows in (inside, outside))
+        trials.append((fpr_at_tpr(ids, oods), epsilon, judge))
+    lowest = min(rate for rate, _, _ in trials)
+    return next((epsilon, judge) for rate, epsilon, judge in trials if rate == lowest)
