@@ -1,4 +1,4 @@
-"""``bench``, ``select``, ``analyze`` and ``data`` as the shell runs them, on a tiny network and small files."""
+"""``bench``, ``select-p``, ``analyze`` and ``data`` as the shell runs them, on a tiny network and small files."""
 
 import csv
 import json
@@ -296,7 +296,19 @@ def test_an_unreadable_image_leaves_no_whole_store(refused, oodles_run, workshop
 
 # Select -----------------------------------------------------------------------------------------
 
-SELECT = ["select", "train", "--held-out", "test", "--model", MODEL, "--checkpoint", "one.pt", *SHAPE, "--noise", "30"]
+SELECT = [
+    "select-p",
+    "train",
+    "--held-out",
+    "test",
+    "--model",
+    MODEL,
+    "--checkpoint",
+    "one.pt",
+    *SHAPE,
+    "--noise",
+    "30",
+]
 
 
 def test_select_in_words_and_as_json(oodles_run, tmp_path):

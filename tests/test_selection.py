@@ -14,7 +14,7 @@ from oodles.extraction import extract
 from oodles.features import Features, Head
 from oodles.functional import max_logit
 from oodles.models import densenet101, load_checkpoint
-from oodles.selection import FINE_GRID, NoiseImages, auroc_standard_error, noise_features, select
+from oodles.selection import FINE_GRID, NoiseImages, auroc_standard_error, noise_features, select_p
 from oodles.testing import example_features
 
 
@@ -60,7 +60,7 @@ def peaked():
 
 def test_on_a_flat_curve_the_largest_p_wins(flat):
     grid = (0.1, 0.3, 0.5, 0.7, 0.8)
-    found = select(DICE(), **flat, grid=grid)
+    found = select_p(DICE(), **flat, grid=grid)
     values = [row.auroc for row in found.curve.values()]
     assert max(values) - min(values) < found.standard_error
     assert found.p == 0.8
@@ -69,7 +69,7 @@ def test_on_a_flat_curve_the_largest_p_wins(flat):
 
 
 def test_a_p_that_clearly_wins_is_chosen_wherever_it_stands(peaked):
-    found = select(DICE(), **peaked, grid=(0.0, 0.1, 0.45, 0.85))
+    found = select_p(DICE(), **peaked, grid=(0.0, 0.1, 0.45, 0.85))
     ranking = sorted(found.curve, key=lambda p: found.curve[p].auroc)
     assert ranking[-1] == 0.45
     assert found.curve[0.45].auroc - found.curve[ranking[-2]].auroc > found.standard_error
@@ -80,7 +80,7 @@ def test_a_p_that_clearly_wins_is_chosen_wherever_it_stands(peaked):
 def test_the_rule_by_hand(seed):
     whole = example_features(330, 16, 5, seed=seed)
     outliers = Features(example_features(60, 16, 5, seed=seed + 50).embedding, head=whole.head)
-    found = select(DICE(), train=whole[:300], held_out=whole[300:], outliers=outliers, grid=FINE_GRID)
+    found = select_p(DICE(), train=whole[:300], held_out=whole[300:], outliers=outliers, grid=FINE_GRID)
     assert list(found.curve) == sorted(FINE_GRID)
     best = max(row.auroc for row in found.curve.values())
     assert found.curve[found.best].auroc == best
@@ -98,7 +98,7 @@ def test_the_rule_by_hand(seed):
 
 def test_perfect_separation_is_a_tie_with_no_error():
     embedding, outliers = 3 + draws(90, 6, seed=1).abs(), torch.zeros(40, 6)
-    found = select(DICE(), **parts(embedding, outliers, torch.ones(2, 6)), grid=(0.7, 0.1, 0.3))
+    found = select_p(DICE(), **parts(embedding, outliers, torch.ones(2, 6)), grid=(0.7, 0.1, 0.3))
     assert (found.p, found.standard_error) == (0.7, 0.0)
     assert list(found.curve) == [0.1, 0.3, 0.7]
 
@@ -106,21 +106,21 @@ def test_perfect_separation_is_a_tie_with_no_error():
 def test_the_other_stages_stay_and_the_detector_given_is_untouched(flat):
     detector = DICE(p=0.5, shape=Clip(percentile=95), score=max_logit).fit(flat["train"])
     before = detector.score(flat["held_out"])
-    found = select(detector, **flat, grid=(0.2, 0.6))
+    found = select_p(detector, **flat, grid=(0.2, 0.6))
     assert found.detector.spec in ("react(95)+dice(0.2)+max_logit", "react(95)+dice(0.6)+max_logit")
     assert torch.equal(detector.score(flat["held_out"]), before)
-    pruned = select(LogitDetector(sparsify=WeightPruning()), **flat, grid=(0.0, 0.2, 0.2))
+    pruned = select_p(LogitDetector(sparsify=WeightPruning()), **flat, grid=(0.0, 0.2, 0.2))
     assert list(pruned.curve) == [0.0, 0.2]
     assert pruned.curve[0.2].detector == "weight_pruning(0.2)+energy"
 
 
 def test_what_cannot_be_selected(flat):
     with pytest.raises(ArgumentError, match="the grid is empty"):
-        select(DICE(), **flat, grid=())
+        select_p(DICE(), **flat, grid=())
     with pytest.raises(ArgumentError, match="has no sparsifier"):
-        select(MSP(), **flat)
+        select_p(MSP(), **flat)
     with pytest.raises(ArgumentError, match="p is a fraction"):
-        select(DICE(), **flat, grid=(0.5, 90))
+        select_p(DICE(), **flat, grid=(0.5, 90))
 
 
 def test_the_fine_grid_holds_the_papers():
@@ -222,6 +222,6 @@ def test_the_authors_cifar100_network_wants_the_papers_p(data):
         for name in ("train", "test")
     )
     outliers = noise_features(network, torch.zeros(1, 3, 32, 32), count=150)
-    found = select(DICE(), train=train, held_out=held_out, outliers=outliers)
+    found = select_p(DICE(), train=train, held_out=held_out, outliers=outliers)
     assert (found.p, found.best) == (0.9, 0.9)
     assert found.curve[0.9].auroc - found.curve[0.7].auroc > found.standard_error

@@ -22,7 +22,7 @@ from oodles.detectors import DICE, Detector, Mahalanobis, parse
 from oodles.features import Features
 from oodles.figures import draw_figures, variance_summary
 from oodles.models import build_model, load_checkpoint
-from oodles.selection import FINE_GRID, Selection, noise_features, select
+from oodles.selection import FINE_GRID, Selection, noise_features, select_p
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIGURES = {
@@ -153,7 +153,7 @@ def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Featur
     grids = {"the paper's grid": PAPER_GRID, "a finer grid": FINE_GRID}
     deep = [detector for detector in map(parse, main_specs(record)) if detector.needs_network]
     passes = extraction.passes(network, sets, deep)
-    chosen = {name: select(DICE(), **ids, grid=grid) for name, grid in grids.items()}
+    chosen = {name: select_p(DICE(), **ids, grid=grid) for name, grid in grids.items()}
     return features, chosen, (deep, passes)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from oodles.bench import benchmark as benchmark
     from oodles.calibration import Threshold as Threshold
     from oodles.calibration import calibrate as calibrate
+    from oodles.choice import mixture_features as mixture_features
+    from oodles.choice import outlier_features as outlier_features
+    from oodles.choice import select as select
     from oodles.conformity import benjamini_hochberg as benjamini_hochberg
     from oodles.conformity import conformal as conformal
     from oodles.detectors import DICE as DICE
@@ -91,7 +94,7 @@ if TYPE_CHECKING:
     from oodles.perturbation import perturb as perturb
     from oodles.recipes import Recipe as Recipe
     from oodles.selection import noise_features as noise_features
-    from oodles.selection import select as select
+    from oodles.selection import select_p as select_p
     from oodles.training import train as train
     from oodles.tuning import tune as tune
 
@@ -101,6 +104,7 @@ _HOMES = {
     "oodles": ("analysis", "functional", "metrics", "models", "testing"),
     "oodles.bench": ("Suite", "benchmark"),
     "oodles.calibration": ("Threshold", "calibrate"),
+    "oodles.choice": ("mixture_features", "outlier_features", "select"),
     "oodles.conformity": ("benjamini_hochberg", "conformal"),
     "oodles.detectors": (
         *("DICE", "MSP", "Energy", "Entropy", "MaxLogit", "ReAct", "Detector", "LogitDetector", "Clip"),
@@ -147,7 +151,7 @@ _HOMES = {
     "oodles.outliers": ("stand_ins",),
     "oodles.perturbation": ("Step", "fgsm", "perturb"),
     "oodles.recipes": ("Recipe",),
-    "oodles.selection": ("noise_features", "select"),
+    "oodles.selection": ("noise_features", "select_p"),
     "oodles.training": ("train",),
     "oodles.tuning": ("tune",),
 }

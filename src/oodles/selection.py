@@ -1,4 +1,4 @@
-"""``select``: choosing DICE's sparsity for a network from ID data and noise, as the paper does."""
+"""``select_p``: choosing DICE's sparsity for a network from ID data and noise, as the paper does."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class NoiseImages:
             yield torch.randn(min(self.batch, self.count - start), *self.shape, generator=generator)
 
 
-def select(
+def select_p(
     detector: LogitDetector,
     *,
     train: Features,

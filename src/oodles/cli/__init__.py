@@ -2,11 +2,11 @@
 
 import sys
 
-from oodles.cli import compare, train, work
+from oodles.cli import choose, compare, train, work
 from oodles.cli.base import app, notices, plain
 from oodles.errors import OodlesError
 
-__all__ = ["app", "compare", "main", "train", "work"]
+__all__ = ["app", "choose", "compare", "main", "train", "work"]
 
 
 def main() -> None:

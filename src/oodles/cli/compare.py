@@ -1,4 +1,4 @@
-"""Comparing and explaining: ``bench``, ``select``, ``analyze``, ``data fetch``, ``data list``."""
+"""Comparing and explaining: ``bench``, ``select-p``, ``analyze``, ``data fetch``, ``data list``."""
 
 import re
 from collections.abc import Iterable
@@ -160,8 +160,8 @@ def bench(
     _show(result, id_set if paper and chosen is not None else None, id_set, out, quiet=as_json)
 
 
-@app.command()
-def select(
+@app.command("select-p")
+def select_p(
     images: Annotated[Path, typer.Argument(help="ID training images, to rank the weights by.")],
     held_out: Annotated[Path, typer.Option(help="ID images the network was not trained on.")],
     model: ModelOption,
@@ -186,7 +186,7 @@ def select(
     As in the paper: images whose every pixel is N(0, 1) stand in for the unknown. The p with the largest AUROC is
     chosen; values within one standard error of it are ties, and ties go to the larger p.
 
-    Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
+    Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
     import json
 
@@ -198,7 +198,7 @@ def select(
     from oodles.extraction import extract
     from oodles.plots import check_picture, save_figure, selection_curve
     from oodles.selection import FINE_GRID, NoiseImages
-    from oodles.selection import select as choose
+    from oodles.selection import select_p as choose
 
     chosen = parse(detector)
     if not isinstance(chosen, LogitDetector):
