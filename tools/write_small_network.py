@@ -147,7 +147,11 @@ def measure(
 def describe(card: dict[str, object]) -> str:
     """The card as a list, less what the page says elsewhere."""
     left_out = ("name", "command", "prepared", "classes")
-    return "\n".join(f"- **{key}**: {value}" for key, value in card.items() if key not in left_out)
+    shown = {key: value for key, value in card.items() if key not in left_out}
+    for key, value in shown.items():
+        if isinstance(value, dict):
+            shown[key] = ", ".join(f"{name} {part}" for name, part in value.items() if part not in ([], False))
+    return "\n".join(f"- **{key}**: {value}" for key, value in shown.items())
 
 
 def verdict(result: Tables) -> str:

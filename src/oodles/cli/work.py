@@ -166,7 +166,7 @@ def fit(
     threshold = calibrate(fitted.score(held), id_rate)
     save_guard(out, fitted, threshold, about.get("model"), about.get("layer"), about.get("prepared"))
     rate = f"{100 * id_rate:g} % of ID"
-    notices.print(plain(f"{fitted.spec}: ID is a score of at least {threshold.value:.4f} ({rate}); in {out}"))
+    notices.print(plain(f"{fitted.spec}: ID is a score of at least {threshold.value:.7g} ({rate}); in {out}"))
 
 
 @app.command()
@@ -248,8 +248,8 @@ def score(
     for verdict in verdicts:
         mark = "ID " if verdict["is_id"] else "OOD"
         known = verdict.get("class", f"class {verdict['label']}")
-        typer.echo(f"{mark}  {verdict['score']:10.4f}  {known:<11} {verdict['input']}")
-    notices.print(f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.4f})")
+        typer.echo(f"{mark}  {verdict['score']:12.7g}  {known:<11} {verdict['input']}")
+    notices.print(f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.7g})")
 
 
 @app.command()
