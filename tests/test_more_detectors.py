@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import detectors as slow
 
-from oodles.detectors import Detector, parse
+from oodles.detectors import Detector, detector_list, parse
 from oodles.detectors.parse import WHOLE_KINDS
 from oodles.detectors.statistics import ClassMeans, RowSample
 from oodles.errors import ArgumentError, OodlesError, ShapeError
@@ -242,3 +244,29 @@ def test_trio_is_its_stages() -> None:
     scores = Trio().fit(features).score(features)
     chain: Detector = parse("react(97)+scale(65)+dice(0.05)+energy")
     assert torch.equal(scores, chain.fit(features).score(features))
+
+
+# Real features -----------------------------------------------------------------------------------
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_float32_agrees_with_float64_on_the_papers_networks(data, name: str) -> None:
+    from oodles.bench.datasets import ImageLoader
+    from oodles.bench.suites import SUITES
+    from oodles.extraction import extract
+    from oodles.models import build_model, load_checkpoint
+
+    suite = SUITES[name]
+    model = build_model(suite.model)
+    load_checkpoint(model, data / "checkpoints" / f"densenet101-{name}.pth.tar")
+    train, test = (
+        extract(model, ImageLoader(part.sample(rows), suite.transform))
+        for part, rows in zip(suite.open_id(data), (700, 100), strict=True)
+    )
+    for detector in detector_list():
+        detector.fit(train)
+        narrow = detector.score(test).double()
+        wide = copy.deepcopy(detector).double().score(test.to(dtype=torch.float64))
+        gap = float((narrow - wide).abs().max()) / max(1.0, float(wide.abs().max()))
+        assert gap <= 1e-4, f"{detector.spec}: off by {gap:.1e}"

@@ -123,8 +123,9 @@ def fit(
     features: Annotated[Path, typer.Argument(help="ID training features, made by oodles extract.")],
     out: Annotated[Path, typer.Option("--out", help="Where the fitted guard goes: a folder.")],
     detector: Annotated[
-        str, typer.Option(help="Stages joined by +, e.g. 'react(90)+dice(0.7)+energy'.")
-    ] = "dice(0.9)+energy",
+        str | None,
+        typer.Option(help="Stages joined by +, e.g. 'react(90)+dice(0.7)+energy', or a name `oodles detectors` lists."),
+    ] = None,
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -138,12 +139,12 @@ def fit(
     Example: oodles fit features/train --held-out features/val --detector 'dice(0.7)' --out guard
     """
     from oodles.calibration import calibrate, keep_apart
-    from oodles.detectors import parse
+    from oodles.detectors import default_detector, parse
     from oodles.features import Features
     from oodles.guard import save_guard
     from oodles.store import read_manifest
 
-    fitted = parse(detector)
+    fitted = default_detector() if detector is None else parse(detector)
     train = Features.load(features)
     about = read_manifest(features)["about"]
     if held_out is None:
@@ -255,11 +256,14 @@ def score(
 @app.command()
 def detectors() -> None:
     """List the stages a detector can be made of, and the named detectors."""
-    from oodles.detectors import STAGES, WHOLES, detector_list
+    from oodles.detectors import STAGES, WHOLES, default_detector, detector_list
 
-    for name, stage in (STAGES | WHOLES).items():
-        typer.echo(f"{name:16} {(stage.__doc__ or '').strip().splitlines()[0]}")
-    typer.echo("\nfor example:\n" + "\n".join(f"  {detector.spec}" for detector in detector_list()))
+    for title, group in (("stages, to be joined by +", STAGES), ("detectors that stand alone", WHOLES)):
+        typer.echo(f"{title}:")
+        for name, stage in group.items():
+            typer.echo(f"  {name:16} {(stage.__doc__ or '').strip().splitlines()[0]}")
+    typer.echo("for example:\n" + "\n".join(f"  {detector.spec}" for detector in detector_list()))
+    typer.echo(f"{len(STAGES) + len(WHOLES)} names; where none is given, {default_detector().spec} is used")
 
 
 def _introduce() -> None:
