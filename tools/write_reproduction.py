@@ -78,7 +78,7 @@ Cells of the other baselines that differ from the paper's by more than 8 points:
 - **Mahalanobis** over the first convolution, both transitions and the embedding, no input step, layers joined by a regression
   that tells 500 training images from their FGSM copies of size 0.05, as the paper describes it. The class means and
   covariances come from the {train_rows:,} training images at hand, where the paper had 50,000: {classes} classes share
-  {train_rows:,} rows. {weights}
+  {train_rows:,} rows. That is the likely reason where it is far off, and cannot be tested without the other images. {weights}
 - **Generalized ODIN** (the paper's average FPR95: {godin}): recipe here, not trained here. 200 epochs of a DenseNet are out of
   reach on two cores; [the page on the small network](cifar10-small.md) has a short run.
 """
