@@ -107,7 +107,7 @@ def test_help_of_every_command_reads(command):
     result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"})
     assert result.exit_code == 0
     assert f"oodles {command}" in result.output or f"{command} [OPTIONS]" in result.output
-    callback = next(one.callback for one in cli.app.registered_commands if one.callback.__name__ == command)
+    callback = next(one.callback for one in cli.app.registered_commands if command in (one.name, one.callback.__name__))
     summary = callback.__doc__.strip().splitlines()[0]
     assert " ".join(summary.split()[:4]) in " ".join(result.output.split())
 
@@ -127,8 +127,9 @@ def test_the_stages_are_listed(oodles_run):
     code, out, _ = oodles_run("detectors")
     assert code == 0
     for stage in ("dice", "react", "energy", "msp"):
-        assert re.search(rf"^{stage}\b", out, re.MULTILINE), stage
+        assert re.search(rf"^  {stage}\b", out, re.MULTILINE), stage
     assert "dice(0.9)+energy" in out
+    assert int(re.search(r"^(\d+) names", out, re.MULTILINE)[1]) >= 28
 
 
 # The whole way ----------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ def test_a_guard_of_another_model_and_images_without_a_model(fitted, oodles_run)
 def test_too_few_rows_to_split(fitted, oodles_run, tmp_path):
     code, _, err = oodles_run("fit", fitted / "test", "--out", tmp_path / "g")
     assert code == 2
-    assert "give --held-out" in err
+    assert "(--held-out)" in err
     assert not (tmp_path / "g").exists()
 
 

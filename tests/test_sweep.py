@@ -168,7 +168,7 @@ def test_fitting_together_is_fitting_one_by_one(sets):
 
 
 def test_fitting_together_reads_the_features_once_and_forgets_what_was_before(sets, monkeypatch):
-    detectors = detector_list()
+    detectors = [detector for detector in detector_list() if "labels" not in detector.learns_from]
     fit_together(detectors, strangers(sets["train"].head, 9))
     passes = []
     batches = Features.batches
