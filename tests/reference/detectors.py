@@ -282,7 +282,7 @@ def openmax(rows: Rows, tail: int, top: int) -> Array:
     laws = {}
     for c in range(classes):
         mine = rows.z[(rows.y == c) & (rows.z.argmax(axis=1) == c)]
-        if len(mine) < 2:
+        if len(mine) < 3:
             continue
         centre = mine.mean(axis=0)
         distances = np.sort([np.linalg.norm(z - centre) for z in mine])[::-1][:tail]

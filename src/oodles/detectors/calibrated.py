@@ -143,7 +143,8 @@ class OpenMax(Detector):
                 continue
             centres[label] = mine.mean(dim=0)
             distance = torch.linalg.vector_norm(mine - centres[label], dim=1)
-            if len(mine) >= 2 and distance.max() > distance.min():
+            # two rows lie equally far from their mean, and say nothing of how far is far
+            if len(mine) >= 3 and distance.max() > distance.min():
                 place[label], width[label] = tail_law(distance.topk(min(self.tail, len(mine))).values)
         self.centres_, self.place_, self.width_ = centres.float(), place.float(), width.float()
 
