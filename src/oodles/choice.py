@@ -9,17 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import rankdata
-from torch import Tensor, nn
+from torch import nn
 
 from oodles.detectors import Detector, default_detector, fit_together, parse
 from oodles.errors import ArgumentError, DataError
-from oodles.extraction import as_labels, extract, split_batch
+from oodles.extraction import extract, first_images
 from oodles.features import Features
 from oodles.outliers import KINDS, NOISE, stand_ins
+from oodles.perturbation import channel_bounds
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 50
 PLAIN = "msp"
+USUAL = 0
+"""The default's place among the candidates."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,11 @@ def select(
     """
     if not outliers:
         raise ArgumentError("there are no stand-ins to tell ID rows from; see oodles.outlier_features")
-    usual = default_detector().spec
-    specs = list(dict.fromkeys([usual, PLAIN, *(parse(text).spec for text in candidates or candidate_list(train))]))
+    specs = list(
+        dict.fromkeys(
+            [default_detector().spec, PLAIN, *(parse(text).spec for text in candidates or candidate_list(train))]
+        )
+    )
     detectors = [parse(spec) for spec in specs]
     fit_together(detectors, train)
     chance = np.random.default_rng(seed)
@@ -77,13 +83,14 @@ def select(
         for column, (kind, part) in enumerate(outliers.items()):
             cube[row, column] = weighted_auroc(scores, detector.score(part).double().numpy(), inside, outside[kind])
     worth = worst_ranks(cube)
-    place, error = _settle(worth, 0)
-    certainty = float(np.mean([_settle_one(worth[:, one], 0, error) == place for one in range(1, worth.shape[1])]))
+    error = _lead_error(worth)
+    place = _settle(worth[:, 0], error)
+    certainty = float(np.mean([_settle(resampled, error) == place for resampled in worth.T[1:]]))
     without = {}
     for column, kind in enumerate(outliers) if len(outliers) > 1 else ():
         rest = worst_ranks(np.delete(cube, column, axis=1))
-        other = _settle(rest, 0)[0]
-        without[kind] = specs[other], float(_ranks(cube[:, column, 0])[other])
+        other = _settle(rest[:, 0], _lead_error(rest))
+        without[kind] = specs[other], float(worst_ranks(cube[:, [column], 0])[other])
     order = np.argsort(-worth[:, 0], kind="stable")
     table = tuple(
         Candidate(specs[i], float(worth[i, 0]), dict(zip(outliers, cube[i, :, 0].tolist(), strict=True))) for i in order
@@ -126,18 +133,17 @@ def outlier_features(
     ``mean`` and ``std`` are those the images were normalised by; without, each channel's own range is taken for 0 to 1.
     ``options`` go to :func:`oodles.extract`.
     """
-    images, labels = _first(loader, count)
-    if mean and std:
-        low = torch.tensor(mean).view(1, -1, 1, 1)
-        width = torch.tensor(std).view(1, -1, 1, 1)
+    images, labels = first_images(loader, count)
+    if mean and std:  # what pixels of 0 and of 1 have become
+        low, high = ((end - torch.tensor(mean)) / torch.tensor(std) for end in (0, 1))
+        low, high = low.view(1, -1, 1, 1), high.view(1, -1, 1, 1)
     else:
-        low = images.amin(dim=(0, 2, 3), keepdim=True)
-        width = (images.amax(dim=(0, 2, 3), keepdim=True) - low).clamp(min=1e-12)
-    pixels = (images * width + low if mean and std else (images - low) / width).clamp(0, 1)
+        low, high = channel_bounds(images)
+    width = (high - low).clamp(min=1e-12)
+    pixels = ((images - low) / width).clamp(0, 1)
     made = {NOISE: torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))}
     for kind in KINDS:
-        moved = stand_ins(pixels, kind, labels=labels, seed=seed)
-        made[kind] = (moved - low) / width if mean and std else moved * width + low
+        made[kind] = stand_ins(pixels, kind, labels=labels, seed=seed) * width + low
     return {kind: extract(model, list(torch.split(some, 250)), labels=False, **options) for kind, some in made.items()}
 
 
@@ -181,20 +187,16 @@ def worst_ranks(cube: Floats) -> Floats:
     return np.asarray(ranks.min(axis=1))
 
 
-def _ranks(auroc: Floats) -> Floats:
-    return np.asarray((rankdata(np.round(auroc, 4)) - 1) / max(1, len(auroc) - 1))
-
-
-def _settle(worth: Floats, usual: int) -> tuple[int, float]:
-    """The place of the choice, and the standard error of the best one's lead over the default."""
+def _lead_error(worth: Floats) -> float:
+    """The standard error of the best candidate's lead over the default, which is the first, from the resamples."""
     best = int(np.argmax(worth[:, 0]))
-    error = float(np.std(worth[best, 1:] - worth[usual, 1:])) if worth.shape[1] > 1 else 0.0
-    return (best if worth[best, 0] - worth[usual, 0] > error else usual), error
+    return float(np.std(worth[best, 1:] - worth[USUAL, 1:]))
 
 
-def _settle_one(worth: Floats, usual: int, error: float) -> int:
+def _settle(worth: Floats, error: float) -> int:
+    """The best candidate, or the default where the best does not lead by more than the error."""
     best = int(np.argmax(worth))
-    return best if worth[best] - worth[usual] > error else usual
+    return best if worth[best] - worth[USUAL] > error else USUAL
 
 
 def _verdict(specs: list[str], worth: Floats, place: int, error: float, certainty: float) -> str:
@@ -213,18 +215,3 @@ def _weights(chance: np.random.Generator, rows: int) -> Floats:
     """The rows themselves, then resamples of them as counts."""
     drawn = chance.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     return np.concatenate([np.ones((1, rows)), drawn]).astype(np.float64)
-
-
-def _first(loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:
-    images: list[Tensor] = []
-    labels: list[Tensor | None] = []
-    for batch in loader:
-        some, classes = split_batch(batch)
-        images.append(some.cpu())
-        labels.append(as_labels(classes, some))
-        if sum(map(len, images)) >= count:
-            break
-    if not images:
-        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
-    known = [part.cpu() for part in labels if part is not None]
-    return torch.cat(images)[:count], torch.cat(known)[:count] if len(known) == len(images) else None

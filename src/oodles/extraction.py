@@ -1,7 +1,7 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per image."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
@@ -133,6 +133,20 @@ def as_labels(labels: Any, images: Tensor) -> Tensor | None:
     return classes
 
 
+def first_images(loader: Iterable[Any], count: int, labelled: bool = True) -> tuple[Tensor, Tensor | None]:
+    """The first ``count`` images of a loader, and their labels where they are wanted and it gives them."""
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    for some, classes in _batches(loader, labelled, lambda _: None):
+        images.append(some)
+        labels += [] if classes is None else [classes]
+        if sum(map(len, images)) >= count:
+            break
+    if not images:
+        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
+    return torch.cat(images)[:count], torch.cat(labels)[:count] if len(labels) == len(images) else None
+
+
 @dataclass(frozen=True)
 class _Run:
     """One look at a network at rest: batches in, columns out."""
@@ -245,7 +259,9 @@ class _Advance:
             self._bar.update(self._task, advance=1, images=self._images)
 
 
-def _batches(loader: Iterable[Any], labelled: bool, advance: _Advance) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batches(
+    loader: Iterable[Any], labelled: bool, advance: Callable[[int], None]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
     for batch in loader:
         images, labels = split_batch(batch)
         yield images, as_labels(labels, images) if labelled else None

@@ -50,6 +50,17 @@ class Step:
         return images - self.epsilon * step
 
 
+def distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps of the same name once."""
+    once: dict[str, Step] = {}
+    for step in steps:
+        if once.setdefault(step.name, step).identity != step.identity:
+            raise ArgumentError(
+                f"two detectors fitted on different rows both ask for the step {step.name!r}; run them apart"
+            )
+    return tuple(once.values())
+
+
 def look_with(view: View, images: Tensor, steps: Sequence[Step]) -> Columns:
     """One pass over the images, and one more for each step; only objectives cost a backward pass."""
     if not steps:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from oodles.detectors import Detector
-from oodles.errors import ArgumentError, DataError, NotFittedError
-from oodles.extraction import as_labels, extract, split_batch
-from oodles.perturbation import Step, channel_bounds, fgsm
+from oodles.errors import DataError, NotFittedError
+from oodles.extraction import extract, first_images
+from oodles.perturbation import Step, channel_bounds, distinct, fgsm
 
 ROWS = 1000
 """Images looked at: 500 to learn from and 500 to choose by."""
@@ -36,7 +36,7 @@ def tune(
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before it is tuned")
     against = any(detector.learns_against for detector in open_ones)
-    images, labels = _take(loader, rows, against)
+    images, labels = first_images(loader, rows, against)
     if against and labels is None:
         raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
     steps = distinct(step for detector in open_ones for step in detector.trials())
@@ -64,30 +64,3 @@ def layers_of(detectors: Iterable[Detector]) -> tuple[str, ...]:
 def steps_of(detectors: Iterable[Detector]) -> tuple[Step, ...]:
     """The input steps any of the detectors scores after, each once."""
     return distinct(step for detector in detectors for step in detector.steps())
-
-
-def distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Steps of the same name once."""
-    once: dict[str, Step] = {}
-    for step in steps:
-        if once.setdefault(step.name, step).identity != step.identity:
-            raise ArgumentError(
-                f"two detectors fitted on different rows both ask for the step {step.name!r}; run them apart"
-            )
-    return tuple(once.values())
-
-
-def _take(loader: Iterable[Any], rows: int, labelled: bool) -> tuple[Tensor, Tensor | None]:
-    """The first ``rows`` images of a loader, and their labels where it gives them."""
-    images: list[Tensor] = []
-    labels: list[Tensor | None] = []
-    for batch in loader:
-        some, classes = split_batch(batch)
-        images.append(some)
-        labels.append(as_labels(classes, some) if labelled else None)
-        if sum(map(len, images)) >= rows:
-            break
-    if not images:
-        raise DataError("the loader gave no batch at all; is the folder empty or the iterator used up?")
-    known = [part for part in labels if part is not None]
-    return torch.cat(images)[:rows], torch.cat(known)[:rows] if len(known) == len(images) else None

@@ -52,20 +52,9 @@ class KLMatching(Detector):
         return nearest - (probability * log_probability).sum(dim=1)
 
 
-class TempScale(Detector):
-    """Largest softmax probability at the temperature that fits labelled rows best (Guo et al., ICML 2017).
-
-    Fit it on held-out rows: on training rows a network is more confident than it should be. The likelihood is
-    concave in 1 / T, so Newton steps inside a bracket find its maximum.
-    """
-
+class _OnLabelledLogits(Detector):
     learns_from = ("logits", "labels")
     scores_from = ("logits",)
-    temperature_: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("temperature_", None)
 
     def begin(self) -> dict[str, Statistic]:
         """A sample of logits with labels."""
@@ -74,6 +63,20 @@ class TempScale(Detector):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Sample one batch."""
         statistics["rows"].add(with_labels(batch))
+
+
+class TempScale(_OnLabelledLogits):
+    """Largest softmax probability at the temperature that fits labelled rows best (Guo et al., ICML 2017).
+
+    Fit it on held-out rows: on training rows a network is more confident than it should be. The likelihood is
+    concave in 1 / T, so Newton steps inside a bracket find its maximum.
+    """
+
+    temperature_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("temperature_", None)
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """The inverse temperature at which the expected logit is that of the label."""
@@ -96,7 +99,7 @@ class TempScale(Detector):
         return msp(logits / self.temperature_)
 
 
-class OpenMax(Detector):
+class OpenMax(_OnLabelledLogits):
     """Probability mass moved from known classes to an unknown one (Bendale & Boult, CVPR 2016).
 
     For every class the distances of its correctly labelled training logits from their mean; the ``tail`` largest are
@@ -105,8 +108,6 @@ class OpenMax(Detector):
     Logits are first shifted by their smallest, since shares of negative ones would turn the order round.
     """
 
-    learns_from = ("logits", "labels")
-    scores_from = ("logits",)
     centres_: Tensor
     place_: Tensor
     width_: Tensor
@@ -119,14 +120,6 @@ class OpenMax(Detector):
         self.top = top
         for name in ("centres_", "place_", "width_"):
             self.register_buffer(name, None)
-
-    def begin(self) -> dict[str, Statistic]:
-        """A sample of logits with labels."""
-        return {"rows": RowSample(SAMPLE)}
-
-    def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Sample one batch."""
-        statistics["rows"].add(with_labels(batch))
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Centres of the classes and the law of their farthest rows; a class with too few of them gives up nothing."""

@@ -1,6 +1,6 @@
 """``Combination``: several detectors on one scale, each by the ranks of its own scores on held-out ID rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,8 @@ from oodles.detectors.base import INPUTS, Detector, Statistics
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, NotFittedError
 from oodles.features import Features, Head
-from oodles.perturbation import Step
+from oodles.perturbation import Step, distinct
 
-Parse = Callable[[str], Detector]
 WAYS = ("mean", "min")
 
 
@@ -74,11 +73,11 @@ class Combination(Detector):
 
     def steps(self) -> tuple[Step, ...]:
         """The input steps of all members."""
-        return tuple({step.name: step for member in self._members() for step in member.steps()}.values())
+        return distinct(step for member in self._members() for step in member.steps())
 
     def trials(self) -> tuple[Step, ...]:
         """Those of all members."""
-        return tuple({step.name: step for member in self._members() for step in member.trials()}.values())
+        return distinct(step for member in self._members() for step in member.trials())
 
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
         """Settle what members have open, and take their ranks on held-out ID rows."""

@@ -12,21 +12,14 @@ CLOSE = 1e-8
 """Weight vectors of two classes closer than this are one and the same, and have no boundary between them."""
 
 
-class FDBD(Detector):
-    """Mean distance to the decision boundaries, over the distance to the mean embedding (Liu & Qin, ICML 2024).
-
-    ``mean over k of (z_y - z_k) / |w_y - w_k|``, divided by ``|h - mean|``, with ``y`` the predicted class.
-    """
-
+class _AboutTheMean(Detector):
     learns_from = ("embedding", "head")
     scores_from = ("embedding", "logits")
     mean_: Tensor
-    inverse_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean_", None)
-        self.register_buffer("inverse_", None)
 
     def begin(self) -> dict[str, Statistic]:
         """The mean embedding."""
@@ -35,6 +28,19 @@ class FDBD(Detector):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Add one batch."""
         statistics["mean"].add(batch.embedding)
+
+
+class FDBD(_AboutTheMean):
+    """Mean distance to the decision boundaries, over the distance to the mean embedding (Liu & Qin, ICML 2024).
+
+    ``mean over k of (z_y - z_k) / |w_y - w_k|``, divided by ``|h - mean|``, with ``y`` the predicted class.
+    """
+
+    inverse_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inverse_", None)
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """One over the distance between each pair of weight vectors, 0 where there is none."""
@@ -53,30 +59,18 @@ class FDBD(Detector):
         return score
 
 
-class NCI(Detector):
+class NCI(_AboutTheMean):
     """Alignment of the centred embedding with its class's weights, plus a little of its norm (Liu & Qin, CVPR 2025).
 
     ``w_y . (h - mean) / |h - mean| + alpha |h|_1`` with ``y`` the predicted class.
     """
 
-    learns_from = ("embedding", "head")
-    scores_from = ("embedding", "logits")
-    mean_: Tensor
     weight_: Tensor
 
     def __init__(self, *, alpha: float = 1e-4) -> None:
         super().__init__()
         self.alpha = alpha
-        self.register_buffer("mean_", None)
         self.register_buffer("weight_", None)
-
-    def begin(self) -> dict[str, Statistic]:
-        """The mean embedding."""
-        return {"mean": Mean()}
-
-    def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch."""
-        statistics["mean"].add(batch.embedding)
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Keep mean and weights."""

@@ -83,8 +83,8 @@ class ODIN(SteppedDetector):
     """Largest softmax probability at a high temperature, after a step that raises it (Liang et al., ICLR 2018).
 
     ``x - epsilon * sign(gradient of -log softmax(z / T)[argmax z])``, then ``log max softmax(z / T)`` of the moved
-    input. The DICE paper takes T = 1000 and epsilon 0.004 on CIFAR, 0 on ImageNet, in units of the normalised
-    input; with ``std`` the step is divided by it per channel, as ODIN's own authors do.
+    input. With ``std`` the step is divided by it per channel, as ODIN's authors do, so that epsilon counts in raw
+    pixels. The DICE paper takes T = 1000 and epsilon 0.004 on CIFAR, 0 on ImageNet; its rows come out with ``std``.
     """
 
     grid = ODIN_GRID
