@@ -172,10 +172,11 @@ def test_fitting_together_reads_the_features_once_and_forgets_what_was_before(se
     fit_together(detectors, strangers(sets["train"].head, 9))
     passes = []
     batches = Features.batches
-    monkeypatch.setattr(Features, "batches", lambda self, rows=None: passes.append(1) or batches(self, rows or 64))
+    monkeypatch.setattr(Features, "batches", lambda self, rows=None: passes.append(self) or batches(self, rows or 64))
     fit_together(detectors, sets["train"])
     monkeypatch.undo()
-    assert len(passes) == 1
+    assert [part is sets["train"] for part in passes].count(True) == 1
+    assert all(len(part) < len(sets["train"]) / 2 for part in passes[1:])  # rows kept apart, to take ranks on
     for one in detectors:
         fresh = copy.deepcopy(one).fit(sets["train"])
         torch.testing.assert_close(one.score(sets["test"]), fresh.score(sets["test"]), rtol=1e-5, atol=1e-5)

@@ -1,13 +1,16 @@
 """Write ``docs/detectors.md`` from the classes and a measurement: ``python tools/write_detectors.py``."""
 
 import inspect
+import re
 import time
 from pathlib import Path
 
 import torch
 
 from oodles.detectors import STAGES, WHOLES, Detector, detector_list, parse
+from oodles.detectors.statistics import RowSample
 from oodles.features import Features, Head
+from oodles.functional.quantiles import EXACT_VALUES, Quantiles
 from oodles.testing import CHECKS, with_passes
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -24,16 +27,28 @@ shapes, one sparsifier and one score go together, in Python and as text. The res
 |---|---|
 {stage_lines}
 
-## Detectors
+## Whole detectors
+
+| name | what it does |
+|---|---|
+{whole_lines}
+
+## Needs and costs
 
 What each learns and scores from; the time to fit and to score a row, over that of one product with the head
-({rows:,} rows, {width} units, {classes} classes; measured in one run, best of {repeats}). All of them fold over batches, so data may
-be larger than memory; all merge what several processes have seen; all scores export as a static graph. The conformance
+({rows:,} rows, {width} units, {classes} classes; measured in one run, best of {repeats}). Every fit folds over batches, so data may
+be larger than memory, and merges what several processes have seen; the column says whether the result is then exactly that
+of one pass over everything. Scores export as a static graph, except that an input gradient stays outside it. The conformance
 suite, {checks} checks, holds for each.
 
-| name | learns from | scores from | fit | score | |
-|---|---|---|---|---|---|
+| name | paper | learns from | scores from | streams and merges | exports | fit | score |
+|---|---|---|---|---|---|---|---|
 {lines}
+
+## What is not here
+
+RankFeat and Gram look at whole feature maps, and features hold one vector a layer; keeping maps would multiply what is stored
+and passed on by their area for these two alone.
 """
 
 
@@ -50,12 +65,13 @@ def main() -> None:
         prepare(detector, rows)
         score = best(lambda detector=detector, rows=rows: detector.score(rows)) / floor
         needs = [", ".join(names) or "nothing" for names in (detector.learns_from, columns(detector))]
-        what = first_line(type(detector)) if type(detector).__name__.lower() in WHOLES else ""
-        lines.append(f"| `{detector.spec}` | {needs[0]} | {needs[1]} | {fit:.1f} | {score:.1f} | {what} |")
+        cells = [paper(detector), *needs, folds(detector), "not its step" if detector.steps() else "yes"]
+        lines.append(f"| `{detector.spec}` | {' | '.join(cells)} | {fit:.1f} | {score:.1f} |")
     page = PAGE.format(
         count=len(STAGES) + len(WHOLES),
         stages=len(STAGES),
-        stage_lines="\n".join(f"| `{name}` | {first_line(stage)} |" for name, stage in STAGES.items()),
+        stage_lines=listing(STAGES),
+        whole_lines=listing(WHOLES),
         rows=ROWS,
         width=WIDTH,
         classes=CLASSES,
@@ -69,7 +85,7 @@ def main() -> None:
 
 def listed() -> list[Detector]:
     """Those that work on embeddings, then those that ask more of the network."""
-    more = ("odin(epsilon=0.004)", "godin(epsilon=0.02)", "mahalanobis(layers=('inner',))")
+    more = ("odin(epsilon=0.004)", "godin(epsilon=0.02)", "adascale", "mahalanobis(layers=('inner',))")
     return [*detector_list(), *map(parse, more)]
 
 
@@ -87,6 +103,30 @@ def prepare(detector: Detector, rows: Features) -> None:
     if not detector.tuned:
         layers = {name: column.flip(1) for name, column in rows.layers.items()}
         detector.tune(rows, Features(rows.embedding.flip(1), logits=rows.logits, head=rows.head, layers=layers))
+
+
+def listing(names: dict[str, object]) -> str:
+    """A line a name, with the first line of its docstring."""
+    return "\n".join(f"| `{name}` | {first_line(thing)} |" for name, thing in names.items())
+
+
+def paper(detector: Detector) -> str:
+    """Who and where, from the docstrings of the class or of its stages."""
+    name = type(detector).__name__.lower()
+    parts = [WHOLES[name]] if name in WHOLES else [STAGES[part.split("(")[0]] for part in detector.spec.split("+")]
+    found = (re.search(r"\(([^()]*\d{4})\)", first_line(part)) for part in parts)
+    return "; ".join(dict.fromkeys(match[1].split("; ")[-1] for match in found if match)) or "-"
+
+
+def folds(detector: Detector) -> str:
+    """What of the rows it keeps until the fit ends."""
+    kept = list(detector.begin().values())
+    samples = [statistic.limit for statistic in kept if isinstance(statistic, RowSample)]
+    if samples:
+        return f"a sample of {max(samples):,} rows"
+    if any(isinstance(statistic, Quantiles) for statistic in kept):
+        return f"exactly to {EXACT_VALUES:,} activations, then within 1/4096"
+    return "exactly" if kept else "nothing to learn"
 
 
 def columns(detector: Detector) -> list[str]:

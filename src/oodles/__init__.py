@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from oodles.detectors import ODIN as ODIN
     from oodles.detectors import RMDS as RMDS
     from oodles.detectors import SHE as SHE
+    from oodles.detectors import AdaScale as AdaScale
     from oodles.detectors import AshB as AshB
     from oodles.detectors import AshP as AshP
     from oodles.detectors import AshS as AshS
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from oodles.detectors import GaussianMixture as GaussianMixture
     from oodles.detectors import GradNorm as GradNorm
     from oodles.detectors import GradUncertainty as GradUncertainty
+    from oodles.detectors import Jury as Jury
     from oodles.detectors import KLMatching as KLMatching
     from oodles.detectors import LogitDetector as LogitDetector
     from oodles.detectors import LogitScale as LogitScale
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from oodles.detectors import Vra as Vra
     from oodles.detectors import WeightDropout as WeightDropout
     from oodles.detectors import WeightPruning as WeightPruning
+    from oodles.detectors import WeiPer as WeiPer
     from oodles.detectors import combine as combine
     from oodles.detectors import default_detector as default_detector
     from oodles.detectors import detector_list as detector_list
@@ -108,7 +111,7 @@ _HOMES = {
     "oodles.conformity": ("benjamini_hochberg", "conformal"),
     "oodles.detectors": (
         *("DICE", "MSP", "Energy", "Entropy", "MaxLogit", "ReAct", "Detector", "LogitDetector", "Clip"),
-        *("ODIN", "Mahalanobis", "GODIN"),
+        *("ODIN", "Mahalanobis", "GODIN", "AdaScale"),
         *(
             "FDBD",
             "KNN",
@@ -124,6 +127,7 @@ _HOMES = {
             "GaussianMixture",
             "GradNorm",
             "GradUncertainty",
+            "Jury",
             "KLMatching",
             "LogitScale",
             "MahalanobisPP",
@@ -134,6 +138,7 @@ _HOMES = {
             "TempScale",
             "Trio",
             "ViM",
+            "WeiPer",
             "Vra",
             "combine",
             "default_detector",

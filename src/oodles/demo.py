@@ -25,7 +25,7 @@ OOD_SETS = ("svhn", "textures", "places365", "places_crop")
 # the paper does not say where ReAct clips on CIFAR: 90 is its usual percentile, 1.0 the constant of its own code
 MAIN = (
     *("msp", "max_logit", "energy", "entropy", "react(90)", "react(threshold=1.0)"),
-    *("dice(0.9)", "react(99)+dice(0.9)", "dice(0.9)+msp", default_detector().spec),
+    *("dice(0.9)", "react(99)+dice(0.9)", "dice(0.9)+msp", "trio", default_detector().spec),
 )
 SHOWN = ("energy", "dice(0.9)+energy")
 

@@ -25,7 +25,8 @@ class Step:
     It becomes the column ``layer.<name>``, so the name must tell objective and epsilon from all others;
     ``identity`` tells apart objectives of one name that were learned from different rows. With
     ``std`` the step is divided by it per channel, so that epsilon counts in raw pixels, as ODIN's authors have
-    it. A pixel without any gradient stays. Steps that share an objective share its backward pass.
+    it. With ``share`` only that share of an image's values is moved, those of smallest gradient. A value
+    without any gradient stays. Steps that share an objective share its backward pass.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Step:
     epsilon: float
     keep: str = "logits"
     std: tuple[float, ...] = ()
+    share: float = 1.0
     identity: str = ""
 
     @property
@@ -43,6 +45,10 @@ class Step:
     def move(self, images: Tensor, gradient: Tensor) -> Tensor:
         """The images after the step."""
         step = gradient.sign()
+        if self.share < 1:
+            size = gradient.abs().flatten(1)
+            limit = size.kthvalue(max(1, round(self.share * size.shape[1])), dim=1).values
+            step = step * (size <= limit[:, None]).view_as(step)
         if self.std:
             if images.ndim < 3 or len(self.std) != images.shape[1]:
                 raise ArgumentError(f"std={self.std} does not fit images of shape {tuple(images.shape[1:])}")

@@ -1,8 +1,9 @@
 """The detectors: they see ``Features`` and give scores, never a model or a loader."""
 
+from oodles.detectors.adascale import AdaScale
 from oodles.detectors.base import Detector, fit_together
 from oodles.detectors.calibrated import KLMatching, OpenMax, TempScale
-from oodles.detectors.combination import Combination, combine
+from oodles.detectors.combination import Combination, Jury, combine
 from oodles.detectors.gaussian import Mahalanobis
 from oodles.detectors.geometry import FDBD, NCI, SHE, ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gradient import GODIN, ODIN
@@ -30,6 +31,7 @@ from oodles.detectors.stages import (
     WeightPruning,
 )
 from oodles.detectors.subspace import NECO, Residual, ViM
+from oodles.detectors.weiper import WeiPer
 
 __all__ = [
     "DICE",
@@ -44,6 +46,7 @@ __all__ = [
     "SHE",
     "STAGES",
     "WHOLES",
+    "AdaScale",
     "AshB",
     "AshP",
     "AshS",
@@ -57,6 +60,7 @@ __all__ = [
     "GaussianMixture",
     "GradNorm",
     "GradUncertainty",
+    "Jury",
     "KLMatching",
     "LogitDetector",
     "LogitScale",
@@ -79,6 +83,7 @@ __all__ = [
     "UnitPruning",
     "ViM",
     "Vra",
+    "WeiPer",
     "WeightDropout",
     "WeightPruning",
     "combine",

@@ -6,25 +6,34 @@ import torch
 from torch import Tensor, nn
 
 from oodles.detectors.base import INPUTS, Detector, Statistics
-from oodles.detectors.statistics import Statistic
-from oodles.errors import ArgumentError, NotFittedError
+from oodles.detectors.statistics import RowSample, Statistic, row_keys
+from oodles.errors import ArgumentError, DataError, NotFittedError
 from oodles.features import Features, Head
 from oodles.perturbation import Step, distinct
 
-WAYS = ("mean", "min")
+WAYS = ("mean", "min", "fisher")
+APART = "apart"
+SAMPLE, FEWEST = 10_000, 8
+"""At most so many of the rows kept apart are ranked against, and at least so many are needed."""
+TAIL = 0.01
+"""Ranks below it are told apart by how far they lie out, since there are few rows to count."""
 
 
 class Combination(Detector):
-    """The mean or the smallest of several detectors' ranks among held-out ID rows; no OOD data is used.
+    """Several detectors' ranks among held-out ID rows, joined; no OOD data is used.
 
-    A rank says where a score stands among the held-out ID scores, see :func:`rank`. Fit on training rows, then
-    :meth:`tune` on held-out ones; :func:`combine` does both.
+    A rank says where a score stands among the held-out ID scores, see :func:`rank`. They are joined by their ``mean``,
+    by the smallest (``min``), or by the mean of their logarithms (``fisher``, after R. A. Fisher's way to join
+    p-values: one member that is sure counts for more than several that doubt a little).
+
+    ``apart`` is the share of training rows that members do not learn from, kept to take ranks on. It is decided by
+    each row's content, so the same ones are kept in whatever order and parts they come. With 0, or where a member
+    looks inside the network, ranks are taken by :meth:`tune` on held-out rows; :func:`combine` does that.
     """
 
-    tunes = ("ranks_",)
     ranks_: Tensor | None
 
-    def __init__(self, *, detectors: Sequence[str | Detector], how: str = "mean") -> None:
+    def __init__(self, *, detectors: Sequence[str | Detector], how: str = "mean", apart: float = 0.2) -> None:
         super().__init__()
         from oodles.detectors.parse import parse  # a detector made of detectors: the two need each other
 
@@ -32,12 +41,17 @@ class Combination(Detector):
             raise ArgumentError(f"how={how!r} is none of {', '.join(WAYS)}")
         if isinstance(detectors, str) or len(detectors) < 2:
             raise ArgumentError(f"detectors={detectors!r}: a combination takes at least two")
+        if not 0 <= apart < 1:
+            raise ArgumentError(f"apart={apart} must lie in [0, 1); it is a fraction of the training rows")
         members = [parse(each) if isinstance(each, str) else each for each in detectors]
         self.members = nn.ModuleList(members)
         self.detectors = tuple(member.spec for member in members)
         self.how = how
+        self.apart = apart
+        self.ranks_itself = apart > 0 and not any(member.needs_network for member in members)
         self.layers = tuple(dict.fromkeys(name for member in members for name in member.layers))
-        self.learns_from = tuple(dict.fromkeys(name for member in members for name in member.learns_from))
+        learned = [name for member in members for name in member.learns_from]
+        self.learns_from = tuple(dict.fromkeys([*learned, *(self.scores_from if self.ranks_itself else ())]))
         self.learns_against = any(member.learns_against for member in members)
         self.register_buffer("ranks_", None)
 
@@ -47,29 +61,54 @@ class Combination(Detector):
         return tuple(dict.fromkeys(name for member in self._members() for name in member.scores_from))
 
     @property
+    def tunes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The ranks, unless they come with the fit."""
+        return () if self.ranks_itself else ("ranks_",)
+
+    @property
     def tuned(self) -> bool:
-        """Whether the ranks are known, and each member has nothing open."""
-        return self.ranks_ is not None and all(member.tuned for member in self._members())
+        """Whether the ranks are known or come with the fit, and each member has nothing open."""
+        return (self.ranks_itself or self.ranks_ is not None) and all(member.tuned for member in self._members())
 
     def begin(self) -> dict[str, Statistic]:
-        """The statistics of every member."""
-        return {
+        """The statistics of every member, and the rows kept apart."""
+        whole: dict[str, Statistic] = {
             f"{place}.{name}": statistic
             for place, member in enumerate(self._members())
             for name, statistic in member.begin().items()
         }
+        return whole | ({APART: RowSample(SAMPLE)} if self.ranks_itself else {})
 
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Each member its own."""
+        """Keep some rows apart; of the others each member its own."""
+        if self.ranks_itself:
+            columns = torch.cat([batch.column(name).detach().float().cpu() for name in self._ranked()], dim=1)
+            # the low bits: the sample is by the size of the same keys
+            aside = row_keys(columns) % 1000 < round(1000 * self.apart)
+            statistics[APART].add(columns[aside])
+            if aside.all():
+                return
+            batch = batch[(~aside).nonzero()[:, 0]]
         for place, member in enumerate(self._members()):
             member.observe(batch, _own(statistics, place))
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Each member its own; ranks have to be taken anew."""
+        """Each member its own, then their ranks on the rows kept apart, or else later."""
         self.ranks_ = None
+        rows = statistics[APART].rows() if self.ranks_itself else None
+        if rows is not None and len(rows) < FEWEST:
+            raise DataError(
+                f"{self} kept {len(rows)} training rows apart to take ranks on, and needs {FEWEST}; give more rows"
+            )
         for place, member in enumerate(self._members()):
             member.learn(_own(statistics, place), head)
             member.shape_ = torch.tensor(self._seen) if member.learns_from else None
+        if rows is not None:
+            widths = [self._seen[INPUTS.index(name)] for name in self._ranked()]
+            columns = dict(zip(self._ranked(), torch.split(rows, widths, dim=1), strict=True))
+            embedding = columns.get("embedding", rows.new_empty(len(rows), 0))
+            head = head if "embedding" in columns else None
+            self.tune(Features(embedding, logits=columns.get("logits"), head=head))
 
     def steps(self) -> tuple[Step, ...]:
         """The input steps of all members."""
@@ -88,7 +127,7 @@ class Combination(Detector):
         self.ranks_ = torch.stack([knots(each) for each in scores]).float()
 
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """The mean or the smallest rank."""
+        """The members' ranks, joined."""
         if self.ranks_ is None:
             raise NotFittedError(f"{self} has no ranks yet; call .tune(held_out) first")
         columns = dict(zip((*INPUTS, *self.extras), (embedding, logits, *others), strict=True))
@@ -97,17 +136,41 @@ class Combination(Detector):
             score = member(*(columns[name] for name in (*INPUTS, *member.extras)))
             ranks.append(rank(score, self.ranks_[place].contiguous()))
         stacked = torch.stack(ranks)
-        return stacked.mean(dim=0) if self.how == "mean" else stacked.amin(dim=0)
+        if self.how == "min":
+            return stacked.amin(dim=0)
+        return (evidence(stacked) if self.how == "fisher" else stacked).mean(dim=0)
 
     def _members(self) -> list[Detector]:
         return [member for member in self.members if isinstance(member, Detector)]
+
+    def _ranked(self) -> list[str]:
+        """The columns of the rows kept apart."""
+        return [name for name in INPUTS if name in self.scores_from]
+
+
+class Jury(Combination):
+    """Four detectors of different kinds at once, joined by Fisher's way: what is used where no detector is named.
+
+    Trio, which shapes the embedding and thins the head; ASH-B, which keeps only which units are active; fDBD, the
+    distance to the decision boundaries; Mahalanobis++, the distance to the classes. Where one of them is blind, the
+    others see. It needs no labels: the classes are those the network predicts. docs/default-detector.md has the study.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(detectors=("trio", "ash_b(90)", "fdbd", "mahalanobispp"), how="fisher")
+        self.learns_from = ("embedding", "logits", "head")
+
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        """With predicted classes for labels."""
+        predicted = batch.logits.argmax(dim=1)
+        super().observe(Features(batch.embedding, logits=batch.logits, labels=predicted, head=batch.head), statistics)
 
 
 def combine(
     detectors: Sequence[str | Detector], *, train: Features, held_out: Features, how: str = "mean"
 ) -> Combination:
     """Fit ``detectors`` on ``train`` and put their scores on one scale by their ranks on ``held_out`` ID rows."""
-    combination = Combination(detectors=detectors, how=how).fit(train)
+    combination = Combination(detectors=detectors, how=how, apart=0).fit(train)
     combination.tune(held_out)
     return combination
 
@@ -141,6 +204,15 @@ def rank(scores: Tensor, reference: Tensor) -> Tensor:
         beyond.isinf(), beyond.sign() / 2, squeezed
     )
     return torch.where(torch.isnan(scores), scores, placed)
+
+
+def evidence(ranks: Tensor) -> Tensor:
+    """The logarithm of a rank; below ``TAIL`` it falls on, ever slower, with the distance.
+
+    >>> evidence(torch.tensor([1.0, 0.01, 0.0, -0.1]))
+    tensor([ 0.0000, -4.6052, -5.2983, -7.0901])
+    """
+    return ranks.clamp(min=TAIL).log() - ((TAIL - ranks).clamp(min=0) / TAIL).log1p()
 
 
 def _own(statistics: Statistics, place: int) -> Statistics:

@@ -146,7 +146,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Remoteness:
-    """Minus the largest value of a column: Generalized ODIN's objective."""
+    """Minus the largest value of a column: the objective of Generalized ODIN and AdaSCALE."""
 
     column: str
 

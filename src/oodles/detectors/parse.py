@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from oodles.calls import Call, read_call, read_expression
+from oodles.detectors.adascale import AdaScale
 from oodles.detectors.base import KIND, RECORD, SCHEMA, Detector
 from oodles.detectors.calibrated import KLMatching, OpenMax, TempScale
-from oodles.detectors.combination import Combination
+from oodles.detectors.combination import Combination, Jury
 from oodles.detectors.gaussian import Mahalanobis
 from oodles.detectors.geometry import FDBD, NCI, SHE, ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gradient import GODIN, ODIN
@@ -19,6 +20,7 @@ from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.relatives import RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.stages import SCORES, SHAPES, SPARSIFIERS, Shape, Sparsifier
 from oodles.detectors.subspace import NECO, Residual, ViM
+from oodles.detectors.weiper import WeiPer
 from oodles.errors import ArgumentError, FileError
 from oodles.files import read_record, read_tensors
 
@@ -32,16 +34,16 @@ STAGES: dict[str, Callable[..., Any]] = {
 WHOLE_KINDS: tuple[type[Detector], ...] = (
     *(KLMatching, TempScale, OpenMax, GradNorm, GradUncertainty, ExGrad),
     *(Mahalanobis, RMDS, MahalanobisPP, GaussianMixture),
-    *(KNN, NNGuide, SHE, ViM, Residual, NECO, FDBD, NCI, ODIN, GODIN, Combination),
+    *(KNN, NNGuide, SHE, ViM, Residual, NECO, FDBD, NCI, WeiPer, AdaScale, ODIN, GODIN, Combination, Trio, Jury),
 )
 WHOLES: dict[str, type[Detector]] = {kind.__name__.lower(): kind for kind in WHOLE_KINDS}
-"""Detectors that are no chain of stages."""
+"""Detectors that stand alone: no chain of stages, or one with a name of its own."""
 
 
 def parse(text: str) -> Detector:
     """Read a detector: any number of shapes, at most one sparsifier, at most one score (else energy).
 
-    Or one that is no chain of stages, alone: ``odin(1000, 0.004)``, ``mahalanobis``, ``godin``.
+    Or one that stands alone: ``odin(1000, 0.004)``, ``mahalanobis``, ``trio``.
 
     >>> parse("react(90)+dice(0.7)").spec
     'react(90)+dice(0.7)+energy'
@@ -101,9 +103,9 @@ def load_detector(path: str | Path) -> Detector:
     return detector
 
 
-def default_detector() -> LogitDetector:
-    """What is used where no detector is named: the setting that docs/default-detector.md arrives at."""
-    return Trio()
+def default_detector() -> Detector:
+    """What is used where no detector is named: the one that docs/default-detector.md arrives at."""
+    return Jury()
 
 
 def detector_list() -> list[Detector]:
@@ -111,8 +113,8 @@ def detector_list() -> list[Detector]:
     texts = [
         *("msp", "max_logit", "energy", "entropy", "gen", "doctor"),
         *("react(90)", "vra(60)", "ash_p(90)", "ash_b(90)", "ash_s(90)", "scale(85)", "lts(95)"),
-        *("dice(0.9)", "react(90)+dice(0.9)", "dice(0.9)+msp", default_detector().spec),
-        *(name for name, kind in WHOLES.items() if kind not in (ODIN, GODIN, Combination)),
+        *("dice(0.9)", "react(90)+dice(0.9)", "dice(0.9)+msp", "trio"),
+        *(name for name, kind in WHOLES.items() if kind not in (AdaScale, ODIN, GODIN, Combination, Trio)),
     ]
     ablations = [stage for stage in SPARSIFIERS if stage.name != "dice"]
     return [parse(text) for text in texts] + [LogitDetector(sparsify=stage()) for stage in ablations]
@@ -165,7 +167,7 @@ def _arguments(
 
 def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
-        if key in ("by", "layer", "how") and isinstance(value, str):
+        if key in ("by", "per", "layer", "how") and isinstance(value, str):
             continue
         if key == "layer" or (key in ("layers", "detectors") and not isinstance(value, list | tuple)):
             raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a name was expected")

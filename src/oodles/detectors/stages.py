@@ -74,12 +74,12 @@ class Shape(Stage):
 
 
 class Clip(Shape):
-    """Cut activations off at a constant (ReAct): a percentile of all ID activations, or ``threshold``."""
+    """Cut activations off (ReAct): at a percentile of all ID activations or of each unit's own, or at ``threshold``."""
 
     name = "react"
     threshold_: Tensor
 
-    def __init__(self, *, percentile: float | None = None, threshold: float | None = None) -> None:
+    def __init__(self, *, percentile: float | None = None, threshold: float | None = None, per: str = "all") -> None:
         super().__init__()
         if percentile is not None and threshold is not None:
             raise ArgumentError(f"Clip takes percentile={percentile} or threshold={threshold}, not both")
@@ -91,13 +91,14 @@ class Clip(Shape):
             raise ArgumentError(f"threshold={threshold} is infinite or NaN; give the activation to clip at")
         self.percentile = percentile
         self.threshold = threshold
-        self.learns = () if percentile is None else ("activations",)
+        self.per = per
+        self.learns = () if percentile is None else (_pool(per),)
         self.register_buffer("threshold_", None if threshold is None else torch.tensor(float(threshold)))
 
     def learn(self, statistics: Mapping[str, Any]) -> None:
-        """Take the percentile of all ID activations."""
+        """Take the percentile of ID activations."""
         if self.percentile is not None:
-            self.threshold_ = torch.tensor(statistics["activations"].quantile(self.percentile / 100))
+            self.threshold_ = _percentile(statistics, self.per, self.percentile)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """The clipped embedding."""
@@ -105,31 +106,47 @@ class Clip(Shape):
 
 
 class Vra(Shape):
-    """Activations below one percentile of ID activations to 0, above another cut off (VRA; Xu et al., NeurIPS 2023)."""
+    """Activations below one percentile of ID activations to 0, above another cut off (VRA; Xu et al., NeurIPS 2023).
+
+    The percentiles are of all activations together, or of each unit's own as its authors have them on CIFAR.
+    """
 
     name = "vra"
     low_: Tensor
     high_: Tensor
-    learns = ("activations",)
 
-    def __init__(self, *, low: float = 60, high: float = 95) -> None:
+    def __init__(self, *, low: float = 60, high: float = 95, per: str = "all") -> None:
         super().__init__()
         if not 0 <= low < high <= 100 or 0 < high < 1:
             raise ArgumentError(f"low={low} and high={high} are percentiles, 0 to 100, the first the smaller one")
         self.low = low
         self.high = high
+        self.per = per
+        self.learns = (_pool(per),)
         self.register_buffer("low_", None)
         self.register_buffer("high_", None)
 
     def learn(self, statistics: Mapping[str, Any]) -> None:
-        """Take both percentiles of all ID activations."""
-        self.low_, self.high_ = (
-            torch.tensor(statistics["activations"].quantile(share / 100)) for share in (self.low, self.high)
-        )
+        """Take both percentiles of ID activations."""
+        self.low_, self.high_ = (_percentile(statistics, self.per, each) for each in (self.low, self.high))
 
     def forward(self, embedding: Tensor) -> Tensor:
         """The embedding between the two."""
         return between(embedding, self.low_, self.high_)
+
+
+def _pool(per: str) -> str:
+    """The statistic that percentiles are taken of."""
+    pools = {"all": "activations", "unit": "rows"}
+    if per not in pools:
+        raise ArgumentError(f"per={per!r} must be 'all' (activations together) or 'unit' (each unit by itself)")
+    return pools[per]
+
+
+def _percentile(statistics: Mapping[str, Any], per: str, percentile: float) -> Tensor:
+    if per == "all":
+        return torch.tensor(statistics["activations"].quantile(percentile / 100))
+    return torch.quantile(statistics["rows"].rows(), percentile / 100, dim=0)
 
 
 class _TopUnits(Shape):

