@@ -72,6 +72,11 @@ def select(
         )
     )
     detectors = [parse(spec) for spec in specs]
+    inner = next((detector for detector in detectors if detector.needs_network), None)
+    if inner is not None:
+        raise ArgumentError(
+            f"{inner.spec} asks more of the network than embeddings, which is all that is compared here"
+        )
     fit_together(detectors, train)
     chance = np.random.default_rng(seed)
     inside = _weights(chance, len(held_out))
@@ -101,7 +106,10 @@ def select(
 
 
 def candidate_list(train: Features) -> list[str]:
-    """What is tried: every detector, and the stages over a grid; those that learn from labels only with labels."""
+    """What is tried beside the default: stages over a grid, and the quick ones of those that stand alone.
+
+    Detectors that learn from labels are left out where there are none.
+    """
     clips, sparse = ("react(95)", "react(97)", "react(99)"), ("", "dice(0.05)", "dice(0.1)", "dice(0.3)")
     scales = [f"{name}({p})" for name in ("scale", "lts") for p in (65, 75, 85, 90, 95)]
     chains = ["+".join(part for part in chain if part) for chain in itertools.product(clips, ["", *scales], sparse)]

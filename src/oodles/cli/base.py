@@ -50,7 +50,9 @@ SkipOption = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable i
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DetectorOption = Annotated[
     list[str] | None,
-    typer.Option("--detector", help="Stages joined by +, e.g. 'react(90)+dice(0.7)+energy'. May be given again."),
+    typer.Option(
+        "--detector", help="A name such as knn, or stages joined by +: 'react(90)+dice(0.7)'. May be given again."
+    ),
 ]
 IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
 

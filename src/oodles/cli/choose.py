@@ -36,7 +36,8 @@ def select(
     model: ModelOption,
     checkpoint: CheckpointOption = None,
     detector: Annotated[
-        list[str] | None, typer.Option(help="A candidate instead of the usual ones; may be given again.")
+        list[str] | None,
+        typer.Option(help="A candidate, e.g. 'knn(50)' or 'scale(85)', instead of the usual ones; may be given again."),
     ] = None,
     count: Annotated[int, typer.Option(help="How many stand-ins of each kind to make.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the stand-ins and of the resampling.")] = 0,

@@ -162,7 +162,7 @@ def fit(
         notices.print(plain(remark))
     if not fitted.tuned:
         raise ArgumentError(
-            f"{fitted.spec} is tuned with the network at hand, which fit has not; see oodles.tune in Python"
+            f"{fitted.spec} is yet to be tuned on held-out images, which fit does not do; see oodles.tune in Python"
         )
     threshold = calibrate(fitted.score(held), id_rate)
     save_guard(out, fitted, threshold, about.get("model"), about.get("layer"), about.get("prepared"))
@@ -261,7 +261,7 @@ def detectors() -> None:
     for title, group in (("stages, to be joined by +", STAGES), ("detectors that stand alone", WHOLES)):
         typer.echo(f"{title}:")
         for name, stage in group.items():
-            typer.echo(f"  {name:16} {(stage.__doc__ or '').strip().splitlines()[0]}")
+            typer.echo(f"  {name:16} {(stage.__doc__ or '').strip().splitlines()[0].replace('``', '')}")
     typer.echo("for example:\n" + "\n".join(f"  {detector.spec}" for detector in detector_list()))
     typer.echo(f"{len(STAGES) + len(WHOLES)} names; where none is given, {default_detector().spec} is used")
 

@@ -44,12 +44,14 @@ class AdaScale(Detector):
             raise ArgumentError(f"low={low} and high={high} are percentiles, 1 to 100, the first not the larger one")
         if how not in WAYS:
             raise ArgumentError(f"how={how!r} is none of {', '.join(WAYS)}")
-        if not epsilon > 0 or not 0 < share <= 1:
+        if epsilon is None or not 0 < epsilon < 1e6 or not 0 < share <= 1:
             raise ArgumentError(
                 f"epsilon={epsilon} must be positive, and share={share} a fraction of the image's values"
             )
+        if not abs(shift) < 1e30:
+            raise ArgumentError(f"shift={shift} must be finite")
         self.low, self.high, self.how, self.shift = low, high, how, shift
-        self.epsilon, self.share = epsilon, share
+        self.epsilon, self.share = float(epsilon), float(share)
         self.register_buffer("bias_", None)
         self.register_buffer("reference_", None)
 
@@ -80,28 +82,33 @@ class AdaScale(Detector):
 
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
         """Keep how far the step moves held-out ID images."""
-        self.reference_ = self._moved(held_out.embedding, held_out.column(self._step().column)).sort().values.cpu()
+        self.reference_ = (
+            self._moved(held_out.embedding, held_out.column(self._step().column)).sort().values.to(self.bias_.device)
+        )
 
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         """Energy of the scaled logits."""
         if self.reference_ is None:
             raise NotFittedError(f"{self} has not seen held-out images; call oodles.tune first")
         moved = self._moved(embedding, others[0])
-        below = torch.searchsorted(self.reference_.to(moved), moved.contiguous(), right=True) / len(self.reference_)
-        percentile = self.low + (1 - below) * (self.high - self.low)
+        rows = len(self.reference_)
+        above = rows - torch.searchsorted(self.reference_.to(moved), moved.contiguous(), right=True)
+        percentile = self.low + above.double() * (self.high - self.low) / rows
         width = embedding.shape[1]
         kept = (width - (width * percentile / 100).round()).long().clamp(1, width)
         ratio = prefix_ratio(embedding, kept)
         scaled = logits * ratio.square() if self.how == "logits" else ratio.exp() * (logits - self.bias_) + self.bias_
-        return torch.where(moved.isnan(), moved, energy(scaled))
+        return torch.where(moved.isnan(), torch.nan, energy(scaled))
 
     def _moved(self, embedding: Tensor, after: Tensor) -> Tensor:
         """How far the step moves the largest activations, and how large those after it are."""
         width = embedding.shape[1]
+        # the same number whatever the floats: where it stands among others must not hang on rounding
+        embedding, after = embedding.double(), after.double()
         order = embedding.topk(max(1, width // 20), dim=1).indices
         few = order[:, : max(1, width // 100)]
         gap = (embedding.gather(1, few) - after.gather(1, few)).abs().sum(dim=1)
-        return self.shift * gap + after.gather(1, order).relu().sum(dim=1)
+        return (self.shift * gap + after.gather(1, order).relu().sum(dim=1)).float()
 
     def _step(self) -> Step:
         name = write_call("adascale", {"epsilon": self.epsilon, "share": self.share})

@@ -160,6 +160,7 @@ class Detector(Described):
         """End the fold: turn what was observed into what scores need."""
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
+        self.shape_ = None
         self.learn(self._statistics, self._head)
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)

@@ -12,9 +12,9 @@ from oodles.features import Features, Head
 from oodles.perturbation import Step, distinct
 
 WAYS = ("mean", "min", "fisher")
-APART = "apart"
-SAMPLE, FEWEST = 10_000, 8
-"""At most so many of the rows kept apart are ranked against, and at least so many are needed."""
+APART, LEARNED = "apart", "learned"
+SAMPLE, FEWEST = 10_000, 20
+"""At most so many rows kept apart are ranked against; with fewer than the second, some that were learned from too."""
 TAIL = 0.01
 """Ranks below it are told apart by how far they lie out, since there are few rows to count."""
 
@@ -43,12 +43,16 @@ class Combination(Detector):
             raise ArgumentError(f"detectors={detectors!r}: a combination takes at least two")
         if not 0 <= apart < 1:
             raise ArgumentError(f"apart={apart} must lie in [0, 1); it is a fraction of the training rows")
+        if 0 < apart < 0.001:
+            raise ArgumentError(f"apart={apart} keeps next to no row apart; give 0.001 or more, or 0")
         members = [parse(each) if isinstance(each, str) else each for each in detectors]
+        if any(isinstance(member, Combination) for member in members):
+            raise ArgumentError(f"detectors={detectors!r}: a combination holds no other combination; name its members")
         self.members = nn.ModuleList(members)
         self.detectors = tuple(member.spec for member in members)
         self.how = how
         self.apart = apart
-        self.ranks_itself = apart > 0 and not any(member.needs_network for member in members)
+        self.ranks_itself = apart > 0 and not any(member.needs_network or member.extras for member in members)
         self.layers = tuple(dict.fromkeys(name for member in members for name in member.layers))
         learned = [name for member in members for name in member.learns_from]
         self.learns_from = tuple(dict.fromkeys([*learned, *(self.scores_from if self.ranks_itself else ())]))
@@ -77,15 +81,18 @@ class Combination(Detector):
             for place, member in enumerate(self._members())
             for name, statistic in member.begin().items()
         }
-        return whole | ({APART: RowSample(SAMPLE)} if self.ranks_itself else {})
+        return whole | ({APART: RowSample(SAMPLE), LEARNED: RowSample(FEWEST)} if self.ranks_itself else {})
 
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Keep some rows apart; of the others each member its own."""
         if self.ranks_itself:
             columns = torch.cat([batch.column(name).detach().float().cpu() for name in self._ranked()], dim=1)
+            # of the embedding alone: logits computed from it round otherwise from batch to batch
+            keys = row_keys(batch.embedding if batch.holds("embedding") else batch.logits)
             # the low bits: the sample is by the size of the same keys
-            aside = row_keys(columns) % 1000 < round(1000 * self.apart)
-            statistics[APART].add(columns[aside])
+            aside = keys % 1000 < round(1000 * self.apart)
+            for name, some in ((APART, aside), (LEARNED, ~aside)):
+                statistics[name].add(columns[some], keys[some])
             if aside.all():
                 return
             batch = batch[(~aside).nonzero()[:, 0]]
@@ -94,15 +101,13 @@ class Combination(Detector):
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Each member its own, then their ranks on the rows kept apart, or else later."""
-        self.ranks_ = None
-        rows = statistics[APART].rows() if self.ranks_itself else None
-        if rows is not None and len(rows) < FEWEST:
-            raise DataError(
-                f"{self} kept {len(rows)} training rows apart to take ranks on, and needs {FEWEST}; give more rows"
-            )
+        self.ranks_, self.remarks = None, ()
+        rows = self._rows_to_rank(statistics[APART], statistics[LEARNED]) if self.ranks_itself else None
+        head = None if head is None else head.to(dtype=torch.float32)
         for place, member in enumerate(self._members()):
             member.learn(_own(statistics, place), head)
             member.shape_ = torch.tensor(self._seen) if member.learns_from else None
+            self.remarks += member.remarks
         if rows is not None:
             widths = [self._seen[INPUTS.index(name)] for name in self._ranked()]
             columns = dict(zip(self._ranked(), torch.split(rows, widths, dim=1), strict=True))
@@ -110,13 +115,22 @@ class Combination(Detector):
             head = head if "embedding" in columns else None
             self.tune(Features(embedding, logits=columns.get("logits"), head=head))
 
+    def _rows_to_rank(self, apart: RowSample, learned: RowSample) -> Tensor:
+        rows, others = apart.rows(), learned.rows()
+        if not len(others):
+            raise DataError(f"{self} kept all {len(rows)} rows apart, equal ones being one row; give more rows")
+        if len(rows) >= FEWEST:
+            return rows
+        self.remarks = (f"{self} kept only {len(rows)} rows apart, so ranks are taken on rows it learned from too",)
+        return torch.cat([rows, others])
+
     def steps(self) -> tuple[Step, ...]:
         """The input steps of all members."""
         return distinct(step for member in self._members() for step in member.steps())
 
     def trials(self) -> tuple[Step, ...]:
         """Those of all members."""
-        return distinct(step for member in self._members() for step in member.trials())
+        return distinct(step for member in self._members() for step in (*member.trials(), *member.steps()))
 
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
         """Settle what members have open, and take their ranks on held-out ID rows."""
@@ -193,16 +207,18 @@ def rank(scores: Tensor, reference: Tensor) -> Tensor:
     tensor([-0.1667,  0.0000,  0.7500,  1.0000,  1.3750])
     """
     inside = torch.minimum(torch.maximum(scores, reference[0]), reference[-1]).contiguous()
-    above = torch.searchsorted(reference, inside).clamp(1, max(1, len(reference) - 1))
+    first, after = (torch.searchsorted(reference, inside, right=right) for right in (False, True))
+    above = first.clamp(1, max(1, len(reference) - 1))
     low, high = reference[above - 1], reference[above.clamp(max=len(reference) - 1)]
     gap = high - low
-    between = torch.where(gap > 0, (inside - low) / torch.where(gap > 0, gap, 1.0), 0.5)
-    beyond = (scores - inside) / (reference[-1] - reference[0]).clamp(min=1e-30)
+    between = above - 1 + torch.where(gap > 0, (inside - low) / torch.where(gap > 0, gap, 1.0), 0.5)
+    # in the middle of all references that are just as large
+    place = torch.where(after > first, (first + after - 1) / 2, between)
     # past the last reference score ranks are all alike; squeezed distances keep the order there
-    squeezed = 0.5 * beyond / (1 + beyond.abs())
-    placed = (above - 1 + between) / max(1, len(reference) - 1) + torch.where(
-        beyond.isinf(), beyond.sign() / 2, squeezed
-    )
+    width = torch.maximum(reference[-1] - reference[0], 1e-6 * reference.abs().max()).clamp(min=1e-30)
+    beyond = (scores - inside) / width
+    squeezed = torch.where(beyond.isinf(), beyond.sign() / 2, 0.5 * beyond / (1 + beyond.abs()))
+    placed = place / max(1, len(reference) - 1) + squeezed
     return torch.where(torch.isnan(scores), scores, placed)
 
 

@@ -47,7 +47,9 @@ class TiedGaussian(nn.Module):
         rounding = (torch.finfo(torch.float64).eps * moments.means.abs().max()).square() * 16
         kept = variances > torch.maximum(FLOOR * variances[-1], rounding.clamp(min=torch.finfo(torch.float64).tiny))
         if not kept.any():
-            raise DataError(f"{name} does not vary within any class, so there are no distances to measure in it")
+            raise DataError(
+                f"{name} does not vary within any class, so distances have no measure; give more rows a class"
+            )
         whitening = directions[:, kept] / variances[kept].sqrt()
         present = moments.counts > 0
         mean = moments.means[present].mul(moments.counts[present, None]).sum(dim=0) / moments.counts.sum()

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.statistics import RowSample, Statistic
+from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
 from oodles.functional import energy
@@ -96,7 +96,8 @@ class NNGuide(_Neighbours):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Sample embeddings with their energies."""
         energies = energy(batch.logits.float())[:, None]
-        statistics["rows"].add(torch.cat([batch.embedding.float(), energies.to(batch.embedding.device)], dim=1))
+        rows = torch.cat([batch.embedding.float(), energies.to(batch.embedding.device)], dim=1)
+        statistics["rows"].add(rows, row_keys(batch.embedding))
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Keep directions times energies."""

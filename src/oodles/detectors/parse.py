@@ -1,6 +1,7 @@
 """Detectors as text, ``react(90)+dice(0.7)+energy``, and fitted detectors back from disk."""
 
 import ast
+import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +55,12 @@ def parse(text: str) -> Detector:
     if len(terms) == 1 and terms[0][0] in WHOLES:
         name, positional, named = terms[0]
         kind = WHOLES[name]
-        return kind(**_arguments(text, name, list(inspect.signature(kind).parameters), positional, named))
+        parameters = inspect.signature(kind).parameters
+        arguments = _arguments(text, name, list(parameters), positional, named)
+        for each, parameter in parameters.items():
+            if parameter.default is parameter.empty and each not in arguments:
+                raise ArgumentError(f"{name} in {text!r} lacks {each}")
+        return kind(**arguments)
     return _chain(text, terms)
 
 
@@ -66,7 +72,9 @@ def _chain(text: str, terms: list[Call]) -> LogitDetector:
         if name in WHOLES:
             raise ArgumentError(f"{name} in {text!r} is a whole detector and stands alone; give it by itself")
         if name not in STAGES:
-            raise ArgumentError(f"{name!r} in {text!r} is no stage; the names are {', '.join((*STAGES, *WHOLES))}")
+            near = difflib.get_close_matches(name.lower(), (*STAGES, *WHOLES), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join((*STAGES, *WHOLES))}"
+            raise ArgumentError(f"{name!r} in {text!r} is no detector or stage; {hint}")
         stage = STAGES[name]
         score = stage in SCORES
         parameters = list(inspect.signature(stage).parameters)[1 if score else 0 :]
@@ -169,9 +177,11 @@ def _check_values(name: str, arguments: dict[str, Any]) -> None:
     for key, value in arguments.items():
         if key in ("by", "per", "layer", "how") and isinstance(value, str):
             continue
-        if key == "layer" or (key in ("layers", "detectors") and not isinstance(value, list | tuple)):
+        if key == "layer":
             raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): a name was expected")
-        if key in ("layers", "detectors") and all(isinstance(item, str) for item in value):
+        if key in ("layers", "detectors"):
+            if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+                raise ArgumentError(f"{name}({key}={str(value)[:40]!r}): names in brackets were expected")
             continue
         if key == "std" and isinstance(value, list | tuple):
             _check_values(name, {f"{key}[{place}]": item for place, item in enumerate(value)})

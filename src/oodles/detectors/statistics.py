@@ -166,7 +166,8 @@ class ClassMeans:
 class RowSample:
     """At most ``limit`` rows, chosen by their content: the same ones in whatever order and parts they come.
 
-    Every row has a key computed from its bits; the rows with the smallest keys are kept, sorted by key.
+    Every row has a key computed from its bits; the rows with the smallest keys are kept, sorted by key. Where part of
+    a row is computed from the rest, its rounding may differ from batch to batch; then ``keys`` are those of the rest.
 
     >>> sample = RowSample(2)
     >>> sample.add(torch.tensor([[1.0], [2.0], [3.0]]))
@@ -179,11 +180,11 @@ class RowSample:
         self._rows: list[Tensor] = []
         self._keys: list[Tensor] = []
 
-    def add(self, values: Tensor) -> None:
+    def add(self, values: Tensor, keys: Tensor | None = None) -> None:
         """Take in the rows of one batch."""
         rows = values.detach().to("cpu", torch.float32)
         self._rows.append(rows.clone())
-        self._keys.append(row_keys(rows))
+        self._keys.append(row_keys(rows) if keys is None else keys)
         if sum(map(len, self._rows)) > 2 * self.limit:
             self._settle()
 
@@ -202,8 +203,9 @@ class RowSample:
         self._rows, self._keys = [rows[order]], [keys[order]]
 
 
-def row_keys(rows: Tensor) -> Tensor:
+def row_keys(values: Tensor) -> Tensor:
     """A pseudo-random 64-bit number from the bits of each row; sums wrap around, which is what mixes them."""
+    rows = values.detach().to("cpu", torch.float32)
     generator = torch.Generator().manual_seed(rows.shape[1])
     factors = torch.randint(1 << 61, (rows.shape[1],), generator=generator) * 2 + 1
     keys = torch.zeros(len(rows), dtype=torch.int64)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.statistics import Moments, RowSample, Statistic
+from oodles.detectors.statistics import Moments, RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
 from oodles.functional import energy, max_logit
@@ -91,7 +91,7 @@ class ViM(Residual):
         """Add one batch."""
         super().observe(batch, statistics)
         largest = max_logit(batch.logits.float())[:, None].to(batch.embedding.device)
-        statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1))
+        statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1), row_keys(batch.embedding))
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Match the two scales."""
@@ -140,7 +140,7 @@ class NECO(Detector):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         """Add one batch."""
         statistics["moments"].add(batch.embedding)
-        statistics["largest"].add(max_logit(batch.logits)[:, None])
+        statistics["largest"].add(max_logit(batch.logits)[:, None], row_keys(batch.embedding))
 
     def learn(self, statistics: Statistics, head: Head | None) -> None:
         """Principal directions of the correlation matrix."""

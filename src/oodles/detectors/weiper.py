@@ -52,13 +52,18 @@ class WeiPer(Detector):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if repeats < 1 or bins < 2 or not 1 <= smooth <= bins or not 1 <= smooth_logits <= bins:
+        whole = all(isinstance(value, int) for value in (repeats, bins, smooth, smooth_logits))
+        if not whole or repeats < 1 or bins < 2 or not 1 <= smooth <= bins or not 1 <= smooth_logits <= bins:
             raise ArgumentError(
-                f"repeats={repeats} must be at least 1, bins={bins} at least 2, smooth={smooth} and "
+                f"repeats={repeats} must be a whole number from 1, bins={bins} from 2, smooth={smooth} and "
                 f"smooth_logits={smooth_logits} from 1 to bins"
             )
-        if not delta >= 0:
+        if not 0 <= delta < 1e6:
             raise ArgumentError(f"delta={delta} must be 0 or more")
+        if not abs(weight) < 1e30 or not abs(confidence) < 1e30:
+            raise ArgumentError(f"weight={weight} and confidence={confidence} must be finite")
+        if not isinstance(seed, int) or not 0 <= seed < 1 << 31:
+            raise ArgumentError(f"seed={seed} must be a whole number from 0 to 2**31 - 1")
         self.repeats, self.delta, self.bins, self.seed = repeats, delta, bins, seed
         self.smooth, self.smooth_logits, self.weight, self.confidence = smooth, smooth_logits, weight, confidence
         for name in ("heads_", "bias_", "range_", "mean_", "logit_range_", "logit_mean_"):
@@ -125,8 +130,8 @@ def histogram(rows: Tensor, ends: Tensor, bins: int) -> Tensor:
     """
     values, (low, high) = rows.double(), ends.double()
     # the last bin holds its upper end; what lies outside goes to an extra bin that is cut off
-    place = ((values - low) * (bins / (high - low))).floor().clamp(-1, bins)
-    place = torch.where(values == high, bins - 1, torch.where(place < 0, bins, place)).nan_to_num(bins).long()
+    place = ((values - low) * bins / (high - low)).floor().clamp(0, bins - 1)
+    place = torch.where((values >= low) & (values <= high), place.nan_to_num(bins - 1), bins).long()
     counts = values.new_zeros(values.shape[0], bins + 1).scatter_add(1, place, values.new_ones(()).expand_as(values))
     return counts[:, :bins] / values.shape[1]
 
@@ -143,4 +148,8 @@ def divergence(own: Tensor, mean: Tensor, width: int, floor: float) -> Tensor:
 def _range(values: Tensor) -> Tensor:
     """The smallest and the largest value, and never the same."""
     low, high = values.double().aminmax()
-    return torch.stack([low, torch.where(high > low, high, low + 1)]).float()
+    ends = torch.stack([low, torch.where(high > low, high, low + 1)])
+    near = ends.float()
+    # outwards: rounded to the nearest, an end may leave out the very value it is
+    inwards = (near.double() - ends) * ends.new_tensor([1.0, -1.0]) > 0
+    return torch.where(inwards, torch.nextafter(near, near.new_tensor([-torch.inf, torch.inf])), near)

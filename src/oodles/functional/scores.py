@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Negative free energy, :math:`T \log \sum_c e^{z_c/T}` (Liu et al., NeurIPS 2020).
+    r"""Negative free energy, ``T log sum_c exp(z_c / T)`` (Liu et al., NeurIPS 2020).
 
     >>> energy(torch.zeros(1, 4)).exp()
     tensor([4.])
@@ -39,7 +39,7 @@ def max_logit(logits: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Negative entropy of the softmax, :math:`\sum_c \pi_c \log \pi_c`.
+    r"""Negative entropy of the softmax, ``sum_c p_c log p_c``.
 
     >>> entropy(torch.zeros(1, 4)).neg().exp()
     tensor([4.])
