@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from networks import Net
 from sklearn.metrics import roc_auc_score
 
-from oodles.choice import candidate_list, mixture_features, outlier_features, select, weighted_auroc, worst_ranks
+from oodles.choice import candidate_list, mixture_features, outlier_features, select, weighted_auroc, worths
 from oodles.detectors import default_detector, parse
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
@@ -41,9 +41,9 @@ def test_weighted_auroc_is_that_of_repeated_rows(inside: list[int], outside: lis
         assert value == pytest.approx(roc_auc_score(truth, scores))
 
 
-def test_worst_ranks_look_at_the_weakest_kind() -> None:
+def test_worth_is_half_the_mean_and_half_the_weakest_kind() -> None:
     cube = np.array([[0.9, 0.5], [0.8, 0.8], [0.5, 0.9]])
-    np.testing.assert_allclose(worst_ranks(cube), [0.0, 0.5, 0.0])
+    np.testing.assert_allclose(worths(cube), [0.25, 0.5, 0.25])
 
 
 def test_the_default_stays_unless_another_is_clearly_better(parts) -> None:

@@ -27,7 +27,7 @@ USUAL = 0
 
 @dataclass(frozen=True)
 class Candidate:
-    """How a detector does against each kind of stand-in, and its worth: its worst rank among all candidates, 0 to 1."""
+    """How a detector does against each kind of stand-in, and its worth among all candidates, see :func:`worths`."""
 
     spec: str
     worth: float
@@ -58,10 +58,10 @@ def select(
     candidates: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Choose the detector whose worst rank over the kinds of stand-ins is best; in doubt, the default.
+    """Choose the detector that ranks best over the kinds of stand-ins and badly on none of them; in doubt, the default.
 
-    A mean over kinds rewards a detector that is excellent against noise and poor against everything else; the worst
-    rank does not. The default (:func:`oodles.default_detector`) stays unless another is better by more than one
+    A mean over kinds rewards a detector that is excellent against noise and poor against something else; the worst
+    rank alone hangs on one kind. Half of each is its worth. The default (:func:`oodles.default_detector`) stays unless another is better by more than one
     standard error of the difference, from resampled rows.
     """
     if not outliers:
@@ -87,15 +87,15 @@ def select(
         scores = detector.score(held_out).double().numpy()
         for column, (kind, part) in enumerate(outliers.items()):
             cube[row, column] = weighted_auroc(scores, detector.score(part).double().numpy(), inside, outside[kind])
-    worth = worst_ranks(cube)
+    worth = worths(cube)
     error = _lead_error(worth)
     place = _settle(worth[:, 0], error)
     certainty = float(np.mean([_settle(resampled, error) == place for resampled in worth.T[1:]]))
     without = {}
     for column, kind in enumerate(outliers) if len(outliers) > 1 else ():
-        rest = worst_ranks(np.delete(cube, column, axis=1))
+        rest = worths(np.delete(cube, column, axis=1))
         other = _settle(rest[:, 0], _lead_error(rest))
-        without[kind] = specs[other], float(worst_ranks(cube[:, [column], 0])[other])
+        without[kind] = specs[other], float(worths(cube[:, [column], 0])[other])
     order = np.argsort(-worth[:, 0], kind="stable")
     table = tuple(
         Candidate(specs[i], float(worth[i, 0]), dict(zip(outliers, cube[i, :, 0].tolist(), strict=True))) for i in order
@@ -189,10 +189,10 @@ def weighted_auroc(id_scores: Floats, ood_scores: Floats, id_weights: Floats, oo
     return np.asarray((id_mass * below).sum(axis=1) / (id_mass.sum(axis=1) * ood_mass.sum(axis=1)))
 
 
-def worst_ranks(cube: Floats) -> Floats:
-    """Each candidate's worst rank over the kinds, 0 to 1, from AUROCs ``(candidates, kinds, ...)``."""
+def worths(cube: Floats) -> Floats:
+    """The mean of each candidate's mean and worst rank over the kinds, 0 to 1, from ``(candidates, kinds, ...)``."""
     ranks = (rankdata(np.round(cube, 4), axis=0) - 1) / max(1, len(cube) - 1)
-    return np.asarray(ranks.min(axis=1))
+    return np.asarray((ranks.mean(axis=1) + ranks.min(axis=1)) / 2)
 
 
 def _lead_error(worth: Floats) -> float:
@@ -213,7 +213,7 @@ def _verdict(specs: list[str], worth: Floats, place: int, error: float, certaint
     runner_up = int(order[0])
     lead = worth[place, 0] - worth[runner_up, 0]
     text = f"{specs[place]}, {certainty:.0%} sure; next is {specs[runner_up]}"
-    text += f" ({lead:+.3f} in worst rank, standard error {error:.3f})"
+    text += f" ({lead:+.3f} in worth, standard error {error:.3f})"
     if worth[plain, 0] >= worth[place, 0] - error:
         text += ". Plain msp is as good as anything here"
     return text

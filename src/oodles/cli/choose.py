@@ -54,7 +54,8 @@ def select(
     """Choose the detector for your network, from ID images alone.
 
     Stand-ins for the unknown are made of the held-out images: noise, means of two images, jigsaws, speckle, inverted
-    and moved channels. The detector whose worst rank over these kinds is best is chosen; in doubt, the default stays.
+    and moved channels. The detector that ranks best over these kinds and badly on none is chosen (its worth is the mean
+    of its mean and its worst rank, 0 to 1); in doubt, the default stays.
 
     Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
@@ -86,7 +87,7 @@ def select(
         typer.echo(json.dumps(record))
         return
     kinds = list(outliers)
-    typer.echo(f"{'':44} {'worst rank':>10}  AUROC against {', '.join(kinds)}")
+    typer.echo(f"{'':44} {'worth':>10}  AUROC against {', '.join(kinds)}")
     chosen = [row for row in found.candidates if row.spec == found.detector.spec]
     for row in [*chosen, *(other for other in found.candidates[:SHOWN] if other not in chosen)]:
         cells = " ".join(f"{100 * row.auroc[kind]:5.1f}" for kind in kinds)
