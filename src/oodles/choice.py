@@ -61,8 +61,8 @@ def select(
     """Choose the detector that ranks best over the kinds of stand-ins and badly on none of them; in doubt, the default.
 
     A mean over kinds rewards a detector that is excellent against noise and poor against something else; the worst
-    rank alone hangs on one kind. Half of each is its worth. The default (:func:`oodles.default_detector`) stays unless another is better by more than one
-    standard error of the difference, from resampled rows.
+    rank alone hangs on one kind. Half of each is its worth. The default (:func:`oodles.default_detector`) stays unless
+    another is better by more than one standard error of the difference, from resampled rows.
     """
     if not outliers:
         raise ArgumentError("there are no stand-ins to tell ID rows from; see oodles.outlier_features")

@@ -13,7 +13,7 @@ from oodles.perturbation import Step, distinct
 
 WAYS = ("mean", "min", "fisher")
 APART, LEARNED = "apart", "learned"
-SAMPLE, FEWEST = 10_000, 20
+SAMPLE, FEWEST = 4000, 20
 """At most so many rows kept apart are ranked against; with fewer than the second, some that were learned from too."""
 TAIL = 0.01
 """Ranks below it are told apart by how far they lie out, since there are few rows to count."""
