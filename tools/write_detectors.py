@@ -112,9 +112,11 @@ def listing(names: dict[str, object]) -> str:
 
 def paper(detector: Detector) -> str:
     """Who and where, from the docstrings of the class or of its stages."""
-    name = type(detector).__name__.lower()
-    parts = [WHOLES[name]] if name in WHOLES else [STAGES[part.split("(")[0]] for part in detector.spec.split("+")]
-    found = (re.search(r"\(([^()]*\d{4})\)", first_line(part)) for part in parts)
+    whole = WHOLES.get(type(detector).__name__.lower())
+    names = [part.split("(")[0] for part in detector.spec.split("+")]
+    # energy is what every chain ends in unless it says otherwise
+    stages = [STAGES[name] for name in names if name in STAGES and (name != "energy" or len(names) == 1)]
+    found = (re.search(r"\(([^()]*\d{4})\)", first_line(part)) for part in stages or [whole])
     return "; ".join(dict.fromkeys(match[1].split("; ")[-1] for match in found if match)) or "-"
 
 

@@ -32,6 +32,7 @@ EXTRA = (
     "dice(0.05)",
     "odin(epsilon=0.0)",
     CIFAR_ODIN,
+    "adascale",
     "mahalanobis",
     "mahalanobis(layers=('stage1', 'stage2'))",
 )

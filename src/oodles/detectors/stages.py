@@ -74,7 +74,10 @@ class Shape(Stage):
 
 
 class Clip(Shape):
-    """Cut activations off (ReAct): at a percentile of all ID activations or of each unit's own, or at ``threshold``."""
+    """Cut activations off at a percentile of ID activations (ReAct; Sun, Guo & Li, NeurIPS 2021).
+
+    The percentile is of all activations together, or of each unit's own; ``threshold`` is a constant instead.
+    """
 
     name = "react"
     threshold_: Tensor
@@ -247,7 +250,7 @@ class _Seeded(Sparsifier):
 
 
 class TopContribution(_NeedsMean):
-    """Keep the weights that contribute most to the logits of ID data (DICE)."""
+    """Keep the weights that contribute most to the logits of ID data (DICE; Sun & Li, ECCV 2022)."""
 
     name = "dice"
 
@@ -257,7 +260,7 @@ class TopContribution(_NeedsMean):
 
 
 class BottomContribution(_NeedsMean):
-    """Keep the weights that contribute least (an ablation of the paper)."""
+    """Keep the weights that contribute least (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "bottom_k"
 
@@ -267,7 +270,7 @@ class BottomContribution(_NeedsMean):
 
 
 class TopBottomContribution(_NeedsMean):
-    """Keep the weights whose contributions are largest in absolute value (an ablation of the paper)."""
+    """Keep the weights whose contributions are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "top_bottom_k"
 
@@ -277,7 +280,7 @@ class TopBottomContribution(_NeedsMean):
 
 
 class RandomContribution(_Seeded):
-    """Keep a fixed random choice of contributions (an ablation of the paper)."""
+    """Keep a fixed random choice of contributions (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "random_k"
 
@@ -287,7 +290,7 @@ class RandomContribution(_Seeded):
 
 
 class WeightPruning(Sparsifier):
-    """Keep the weights that are largest in absolute value (an ablation of the paper)."""
+    """Keep the weights that are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "weight_pruning"
 
@@ -297,7 +300,7 @@ class WeightPruning(Sparsifier):
 
 
 class WeightDropout(_Seeded):
-    """Keep a fixed random choice of weights (an ablation of the paper; in law the same as random-k)."""
+    """Keep a fixed random choice of weights (in law the same as random-k; an ablation of Sun & Li, ECCV 2022)."""
 
     name = "weight_dropout"
 
@@ -307,7 +310,7 @@ class WeightDropout(_Seeded):
 
 
 class UnitPruning(Sparsifier):
-    """Keep whole units: those with the largest weight vectors, or with the largest mean activation."""
+    """Keep whole units of the largest weight vectors or mean activations (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "unit_pruning"
 
@@ -325,7 +328,7 @@ class UnitPruning(Sparsifier):
 
 
 class UnitDropout(_Seeded):
-    """Keep a fixed random choice of whole units (an ablation of the paper)."""
+    """Keep a fixed random choice of whole units (an ablation of Sun & Li, ECCV 2022)."""
 
     name = "unit_dropout"
 
