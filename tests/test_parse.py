@@ -15,6 +15,7 @@ from oodles.detectors import (
     DICE,
     MSP,
     STAGES,
+    WHOLES,
     BottomContribution,
     Clip,
     Energy,
@@ -200,9 +201,11 @@ def test_stages_in_the_wrong_place() -> None:
 
 
 def test_unknown_names_come_with_the_known_ones() -> None:
-    with pytest.raises(ArgumentError, match="'dize' in 'dize") as caught:
+    with pytest.raises(ArgumentError, match=r"'dize' in 'dize.*did you mean dice\?"):
         parse("dize(0.9)+energy")
-    assert all(name in str(caught.value) for name in STAGES)
+    with pytest.raises(ArgumentError, match="'xyzzy' in 'xyzzy'") as caught:
+        parse("xyzzy")
+    assert all(name in str(caught.value) for name in (*STAGES, *WHOLES))
 
 
 @pytest.mark.parametrize(
