@@ -145,14 +145,11 @@ class Combination(Detector):
         if self.ranks_ is None:
             raise NotFittedError(f"{self} has no ranks yet; call .tune(held_out) first")
         columns = dict(zip((*INPUTS, *self.extras), (embedding, logits, *others), strict=True))
-        ranks = []
-        for place, member in enumerate(self._members()):
-            score = member(*(columns[name] for name in (*INPUTS, *member.extras)))
-            ranks.append(rank(score, self.ranks_[place].contiguous()))
-        stacked = torch.stack(ranks)
+        scores = [member(*(columns[name] for name in (*INPUTS, *member.extras))) for member in self._members()]
+        ranks = rank(torch.stack(scores), self.ranks_)
         if self.how == "min":
-            return stacked.amin(dim=0)
-        return (evidence(stacked) if self.how == "fisher" else stacked).mean(dim=0)
+            return ranks.amin(dim=0)
+        return (evidence(ranks) if self.how == "fisher" else ranks).mean(dim=0)
 
     def _members(self) -> list[Detector]:
         return [member for member in self.members if isinstance(member, Detector)]
@@ -201,24 +198,25 @@ def knots(scores: Tensor) -> Tensor:
 def rank(scores: Tensor, reference: Tensor) -> Tensor:
     """Where each score stands among sorted reference scores, from 0 to 1, and a little beyond at either end.
 
-    Between two reference scores it is drawn straight.
+    Between two reference scores it is drawn straight. Rows of scores go with rows of references.
 
     >>> rank(torch.tensor([0.0, 1.0, 2.5, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
     tensor([-0.1667,  0.0000,  0.7500,  1.0000,  1.3750])
     """
-    inside = torch.minimum(torch.maximum(scores, reference[0]), reference[-1]).contiguous()
+    least, most, count = reference[..., :1], reference[..., -1:], reference.shape[-1]
+    inside = torch.minimum(torch.maximum(scores, least), most).contiguous()
     first, after = (torch.searchsorted(reference, inside, right=right) for right in (False, True))
-    above = first.clamp(1, max(1, len(reference) - 1))
-    low, high = reference[above - 1], reference[above.clamp(max=len(reference) - 1)]
+    above = first.clamp(1, max(1, count - 1))
+    low, high = reference.gather(-1, above - 1), reference.gather(-1, above.clamp(max=count - 1))
     gap = high - low
     between = above - 1 + torch.where(gap > 0, (inside - low) / torch.where(gap > 0, gap, 1.0), 0.5)
     # in the middle of all references that are just as large
     place = torch.where(after > first, (first + after - 1) / 2, between)
     # past the last reference score ranks are all alike; squeezed distances keep the order there
-    width = torch.maximum(reference[-1] - reference[0], 1e-6 * reference.abs().max()).clamp(min=1e-30)
+    width = torch.maximum(most - least, 1e-6 * reference.abs().amax(dim=-1, keepdim=True)).clamp(min=1e-30)
     beyond = (scores - inside) / width
     squeezed = torch.where(beyond.isinf(), beyond.sign() / 2, 0.5 * beyond / (1 + beyond.abs()))
-    placed = place / max(1, len(reference) - 1) + squeezed
+    placed = place / max(1, count - 1) + squeezed
     return torch.where(torch.isnan(scores), scores, placed)
 
 

@@ -48,7 +48,7 @@ class TiedGaussian(nn.Module):
         kept = variances > torch.maximum(FLOOR * variances[-1], rounding.clamp(min=torch.finfo(torch.float64).tiny))
         if not kept.any():
             raise DataError(
-                f"{name} does not vary within any class, so distances have no measure; give more rows a class"
+                f"{name} does not vary within any class, so distances have no measure; give more rows, or take trio"
             )
         whitening = directions[:, kept] / variances[kept].sqrt()
         present = moments.counts > 0
