@@ -68,14 +68,23 @@ def test_the_default_stays_unless_another_is_clearly_better(parts) -> None:
 
 def test_a_detector_that_sees_what_others_do_not_is_chosen(parts) -> None:
     train, held_out = parts
+    # smaller in the same direction: most members of the default look at directions alone
+    faint = Features(held_out.embedding * 0.7, head=train.head)
+    found = select(train=train, held_out=held_out, outliers={"faint": faint}, candidates=["energy", "mahalanobis"])
+    assert found.detector.spec == "energy"
+    assert found.certainty > 0.8
+    assert found.without == {}
+
+
+def test_the_default_sees_what_logits_do_not(parts) -> None:
+    train, held_out = parts
     # moved along what the head does not look at: logits stay, distances grow
     assert train.head is not None
     null = torch.linalg.svd(train.head.weight)[2][-1]
-    hidden = Features(held_out.embedding + 20 * null, head=train.head)
+    hidden = Features(held_out.embedding + 4 * null, head=train.head)
     found = select(train=train, held_out=held_out, outliers={"hidden": hidden}, candidates=["energy", "mahalanobis"])
-    assert found.detector.spec == "mahalanobis"
-    assert found.certainty > 0.5  # the default has a member that sees them too
-    assert found.without == {}
+    assert found.detector.spec == default_detector().spec
+    assert [row.spec for row in found.candidates][:2] == [default_detector().spec, "mahalanobis"]
 
 
 def test_plain_msp_is_praised_where_it_is_due(parts) -> None:

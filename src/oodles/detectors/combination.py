@@ -160,15 +160,17 @@ class Combination(Detector):
 
 
 class Jury(Combination):
-    """Four detectors of different kinds at once, joined by Fisher's way: what is used where no detector is named.
+    """Five detectors of different kinds at once, joined by Fisher's way: what is used where no detector is named.
 
     Trio, which shapes the embedding and thins the head; ASH-B, which keeps only which units are active; fDBD, the
-    distance to the decision boundaries; Mahalanobis++, the distance to the classes. Where one of them is blind, the
-    others see. It needs no labels: the classes are those the network predicts. docs/default-detector.md has the study.
+    distance to the decision boundaries; Mahalanobis++, the distance to the classes; KNN, that to single rows. Where
+    some are blind, others see. It needs no labels: the classes are those the network predicts.
+    docs/default-detector.md has the study.
     """
 
     def __init__(self) -> None:
-        super().__init__(detectors=("trio", "ash_b(90)", "fdbd", "mahalanobispp"), how="fisher")
+        members = ("trio", "ash_b(90)", "fdbd", "mahalanobispp", "knn(5, 2000)")
+        super().__init__(detectors=members, how="fisher")
         self.learns_from = ("embedding", "logits", "head")
 
     def observe(self, batch: Features, statistics: Statistics) -> None:
