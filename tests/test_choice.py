@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from networks import Net
 from sklearn.metrics import roc_auc_score
 
-from oodles.choice import candidate_list, mixture_features, outlier_features, select, weighted_auroc, worths
+from oodles.choice import _choose, candidate_list, mixture_features, outlier_features, select, weighted_auroc, worths
 from oodles.detectors import default_detector, parse
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
@@ -85,6 +85,17 @@ def test_the_default_sees_what_logits_do_not(parts) -> None:
     found = select(train=train, held_out=held_out, outliers={"hidden": hidden}, candidates=["energy", "mahalanobis"])
     assert found.detector.spec == default_detector().spec
     assert [row.spec for row in found.candidates][:2] == [default_detector().spec, "mahalanobis"]
+
+
+def test_the_default_stays_where_resamples_are_split_over_others() -> None:
+    generator = np.random.default_rng(0)
+    worth = np.concatenate([np.full((1, 41), 0.2), 0.9 + 0.01 * generator.normal(size=(4, 41))])
+    place, certainty, error = _choose(worth)
+    assert place == 0
+    assert certainty == 0
+    assert error < 0.1
+    worth[2] += 0.5
+    assert _choose(worth)[:2] == (2, 1.0)
 
 
 def test_plain_msp_is_praised_where_it_is_due(parts) -> None:

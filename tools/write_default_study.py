@@ -119,7 +119,8 @@ FPR95 on the real sets, over the candidates.
 {agreement}
 
 The rule, the mean of the mean rank and the worst rank over the kinds, was chosen after looking at what it and others (mean
-AUROC, mean FPR95, mean rank, median rank, least AUROC, worst rank, one or some kinds alone) pick on these networks.
+AUROC, mean FPR95, mean rank, median rank, least AUROC, worst rank, one or some kinds alone) pick on these networks. So was
+that the default stays where fewer than half of the resamples agree on another.
 """
 
 

@@ -62,7 +62,7 @@ def select(
 
     A mean over kinds rewards a detector that is excellent against noise and poor against something else; the worst
     rank alone hangs on one kind. Half of each is its worth. The default (:func:`oodles.default_detector`) stays unless
-    another is better by more than one standard error of the difference, from resampled rows.
+    another is better by more than one standard error of the difference, and in at least half of the resamples of rows.
     """
     if not outliers:
         raise ArgumentError("there are no stand-ins to tell ID rows from; see oodles.outlier_features")
@@ -88,13 +88,11 @@ def select(
         for column, (kind, part) in enumerate(outliers.items()):
             cube[row, column] = weighted_auroc(scores, detector.score(part).double().numpy(), inside, outside[kind])
     worth = worths(cube)
-    error = _lead_error(worth)
-    place = _settle(worth[:, 0], error)
-    certainty = float(np.mean([_settle(resampled, error) == place for resampled in worth.T[1:]]))
+    place, certainty, error = _choose(worth)
     without = {}
     for column, kind in enumerate(outliers) if len(outliers) > 1 else ():
         rest = worths(np.delete(cube, column, axis=1))
-        other = _settle(rest[:, 0], _lead_error(rest))
+        other = _choose(rest)[0]
         without[kind] = specs[other], float(worths(cube[:, [column], 0])[other])
     order = np.argsort(-worth[:, 0], kind="stable")
     table = tuple(
@@ -195,10 +193,17 @@ def worths(cube: Floats) -> Floats:
     return np.asarray((ranks.mean(axis=1) + ranks.min(axis=1)) / 2)
 
 
-def _lead_error(worth: Floats) -> float:
-    """The standard error of the best candidate's lead over the default, which is the first, from the resamples."""
+def _choose(worth: Floats) -> tuple[int, float, float]:
+    """The choice, the share of resamples that make the same, and the standard error of the best one's lead.
+
+    The first column is the rows themselves, the first row the default.
+    """
     best = int(np.argmax(worth[:, 0]))
-    return float(np.std(worth[best, 1:] - worth[USUAL, 1:]))
+    error = float(np.std(worth[best, 1:] - worth[USUAL, 1:]))
+    place, *resampled = (_settle(column, error) for column in worth.T)
+    if np.mean(np.equal(resampled, place)) < 0.5:
+        place = USUAL
+    return place, float(np.mean(np.equal(resampled, place))), error
 
 
 def _settle(worth: Floats, error: float) -> int:
@@ -212,7 +217,9 @@ def _verdict(specs: list[str], worth: Floats, place: int, error: float, certaint
     order = [i for i in np.argsort(-worth[:, 0], kind="stable") if i != place]
     runner_up = int(order[0])
     lead = worth[place, 0] - worth[runner_up, 0]
-    text = f"{specs[place]}, {certainty:.0%} sure; next is {specs[runner_up]}"
+    split = place == USUAL and lead < -error
+    sure = "which stays, the resamples being split over others" if split else f"{certainty:.0%} sure"
+    text = f"{specs[place]}, {sure}; next is {specs[runner_up]}"
     text += f" ({lead:+.3f} in worth, standard error {error:.3f})"
     if worth[plain, 0] >= worth[place, 0] - error:
         text += ". Plain msp is as good as anything here"
