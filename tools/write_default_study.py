@@ -178,7 +178,12 @@ def main() -> None:
     sets = set_scores(networks)
     crossed_sets, chosen_sets = crossed_sets_of(sets, fpr95)
     splits = [
-        np.mean([fpr95_of(*rows) for rows in joined_scores(networks, default.detectors, seed)])
+        np.mean(
+            [
+                joined_fpr95(evidence_of(network, default.detectors, seed), default.detectors)
+                for network in networks.values()
+            ]
+        )
         for seed in range(SPLITS)
     ]
     page = PAGE.format(
@@ -385,20 +390,12 @@ def evidence_of(network: Network, specs: Iterable[str], seed: int) -> dict[str, 
     return found
 
 
-def fpr95_of(inside: Tensor, outside: Sequence[Tensor]) -> float:
-    """Average FPR95 in percent."""
+def joined_fpr95(known: dict[str, tuple[Tensor, list[Tensor]]], members: Iterable[str]) -> float:
+    """Average FPR95 in percent of the members' evidence together."""
+    parts = [known[member] for member in members]
+    inside = sum(part[0] for part in parts)
+    outside = [sum(each) for each in zip(*(part[1] for part in parts), strict=True)]
     return 100 * float(np.mean([evaluate(inside, part).fpr95 for part in outside]))
-
-
-def joined_scores(networks: dict[str, Network], members: Sequence[str], seed: int) -> list[tuple[Tensor, list[Tensor]]]:
-    """The members' evidence together, on each network."""
-    found = []
-    for network in networks.values():
-        parts = list(evidence_of(network, members, seed).values())
-        found.append(
-            (sum(part[0] for part in parts), [sum(each) for each in zip(*(part[1] for part in parts), strict=True)])
-        )
-    return found
 
 
 def set_scores(networks: dict[str, Network]) -> dict[tuple[str, ...], dict[str, float]]:
@@ -409,9 +406,7 @@ def set_scores(networks: dict[str, Network]) -> dict[tuple[str, ...], dict[str, 
     for name, network in networks.items():
         known = evidence_of(network, ("trio", *SHAPED, *GEOMETRY, *DISTANCE), 0)
         for members in sets:
-            inside = sum(known[member][0] for member in members)
-            outside = [sum(each) for each in zip(*(known[member][1] for member in members), strict=True)]
-            found[members][name] = fpr95_of(inside, outside)
+            found[members][name] = joined_fpr95(known, members)
     return found
 
 
