@@ -3,18 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The unpacked datasets, and `checkpoints/` with the DICE authors' networks.
 DATA ?= ../shared/data
+# one process per core, with one thread each: threads of several processes would slow each other down
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
+RUNS ?= runs
 
-.PHONY: demo test check lint format bench pack reproduction small-network clean
+.PHONY: demo test check lint format bench clean
+.PHONY: pack ship-small-network default-study detectors reproduction small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
 
 test: $(VENV)/.developed
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/.developed lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
@@ -26,24 +32,37 @@ format: $(VENV)/.developed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Speed and memory beside the obvious way to do the same, as ratios within one run.
+# Speed and memory, compared with the obvious way to do the same.
 bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks
 
-# Rebuild the demo's feature pack from the original archives (see the card in src/oodles/demo_pack).
+# What is generated: files of the package, then pages whose prose is in docs/templates. ------------
+
+# Extract the demo's features from the original images (see the card in src/oodles/demo_pack).
 pack: $(VENV)/.developed
 	$(BIN)/python tools/build_demo_pack.py $(DATA) $(DATA)/checkpoints/densenet101-cifar10.pth.tar
 
-# Measure every table and figure of the paper on the data at hand and write docs/reproduction.md.
+# Make the network that comes with the package from its training run.
+ship-small-network: $(VENV)/.developed
+	$(BIN)/python tools/ship_small_network.py $(RUNS)/cifar10-small $(DATA)
+
+# Measure every candidate for the default detector on nine networks: docs/default-detector.md.
+default-study: $(VENV)/.developed
+	$(BIN)/python tools/write_default_study.py $(DATA)
+
+# List every detector with its needs and its measured cost: docs/detectors.md.
+detectors: $(VENV)/.developed
+	$(BIN)/python tools/write_detectors.py
+
+# Measure every table and figure of the paper: docs/reproduction.md.
 reproduction: $(VENV)/.developed
 	$(BIN)/python tools/write_reproduction.py $(DATA)
 
-# Measure every detector on the shipped network and write docs/cifar10-small.md; RUNS/godin is the short DeConf run.
-RUNS ?= runs
+# Measure every detector on the network that comes with the package: docs/cifar10-small.md.
 small-network: $(VENV)/.developed
 	$(BIN)/python tools/write_small_network.py $(DATA) $(RUNS)/godin
 
-# The build tools come from the same pinned list, so nothing is fetched behind its back.
+# Installation: the build tools come from the same pinned list, so nothing else is downloaded. ------
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt hatchling editables

@@ -1,4 +1,4 @@
-"""``calibrate``: from scores to a decision that keeps its promise on finite data."""
+"""From scores to decisions that hold on finite data: thresholds, and conformal p-values."""
 
 import math
 from dataclasses import dataclass
@@ -9,28 +9,31 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from oodles.detectors import Detector
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 
-FEWEST_ROWS = 100
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Accepts as ID what scores at least ``value``; a NaN score is never ID.
+    """Accepts an input as ID if its score is at least ``value``; a NaN score is never ID.
+
+    ``id_rate`` is the rate it was set for, ``calibration_size`` the number of ID scores it was set on.
 
     >>> import torch
-    >>> Threshold(value=1.0, id_rate=0.95, held_out=100).is_id(torch.tensor([0.9, 1.0, float("nan")]))
+    >>> Threshold(value=1.0, id_rate=0.95, calibration_size=100).is_id(torch.tensor([0.9, 1.0, float("nan")]))
     tensor([False,  True, False])
     """
 
     value: float
     id_rate: float
-    held_out: int
+    calibration_size: int
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
-            raise ArgumentError(f"a threshold of {self.value} decides nothing; calibrate on finite scores")
+            raise ArgumentError(f"a threshold of {self.value} cannot decide anything; calibrate on finite scores")
 
     @overload
     def is_id(self, scores: Tensor) -> Tensor: ...
@@ -44,9 +47,9 @@ class Threshold:
 def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Threshold:
     """The largest threshold that accepts a new ID input with probability at least ``id_rate``.
 
-    It is the k-th smallest of the n held-out ID scores with ``k = floor((1 - id_rate)(n + 1))``: the
-    chance, over the held-out rows and the new one together, is then ``1 - k/(n + 1)``, for any
-    distribution. At least ``id_rate`` of the held-out rows are accepted too.
+    It is the k-th smallest of the n ID scores of the calibration set, with ``k = floor((1 - id_rate)(n + 1))``. Over
+    the calibration set and the new input together the probability is then ``1 - k/(n + 1)``, for any
+    distribution. At least ``id_rate`` of the calibration set is accepted too.
 
     >>> import torch
     >>> calibrate(torch.arange(1.0, 100.0), id_rate=0.95).value
@@ -54,28 +57,81 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     """
     scores = np.asarray(id_scores.detach().cpu().double().numpy() if isinstance(id_scores, Tensor) else id_scores)
     if scores.dtype.kind not in "fiu":
-        raise DataError(f"held-out ID scores must be numbers, got {scores.dtype}")
+        raise DataError(f"ID scores must be numbers, got {scores.dtype}")
     if not 0 < id_rate < 1:
         raise ArgumentError(f"id_rate={id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
     if scores.ndim != 1 or len(scores) == 0:
-        raise DataError(f"held-out ID scores must be one non-empty row of numbers, got shape {scores.shape}")
+        raise DataError(f"ID scores must be a non-empty, one-dimensional array, got shape {scores.shape}")
     bad = np.flatnonzero(~np.isfinite(scores))
     if len(bad):
-        raise DataError(f"{len(bad)} of {len(scores)} held-out ID scores are not finite, the first is number {bad[0]}")
+        raise DataError(f"{len(bad)} of {len(scores)} ID scores are not finite, the first at index {bad[0]}")
     rank = math.floor((1 - id_rate) * (len(scores) + 1) + 1e-9)
     if rank < 1:
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
-        raise DataError(f"{len(scores)} held-out scores are too few for id_rate={id_rate}; it takes at least {least}")
+        raise DataError(f"{len(scores)} ID scores are too few for id_rate={id_rate}; at least {least} are needed")
     value = float(np.partition(scores, rank - 1)[rank - 1])
-    return Threshold(value=value, id_rate=id_rate, held_out=len(scores))
+    return Threshold(value=value, id_rate=id_rate, calibration_size=len(scores))
 
 
-def keep_apart(features: Features) -> tuple[Features, Features]:
-    """Four fifths to fit on and a fifth to calibrate on, by a fixed shuffle."""
-    if len(features) < FEWEST_ROWS:
-        raise DataError(
-            f"{features} is too small to keep a fifth out for the threshold; give held-out rows (--held-out)"
-        )
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
-    cut = len(features) // 5
-    return features[order[cut:].sort().values], features[order[:cut].sort().values]
+@dataclass(frozen=True, eq=False)
+class Conformal:
+    """A fitted detector and its sorted scores on the calibration set.
+
+    The p-value of an input is ``(1 + number of calibration scores at most its own) / (n + 1)``. If the input is ID and
+    exchangeable with the calibration set, the probability of a p-value of at most ``a`` is at most ``a``, for every
+    ``n``.
+    """
+
+    detector: Detector
+    scores: Tensor
+
+    def p_values(self, features: Features) -> Floats:
+        """One p-value per row; small means OOD. A NaN score gets the smallest possible p-value."""
+        return p_values(self.detector.score(features), self.scores)
+
+    def is_ood(self, features: Features, *, fdr: float = 0.05) -> npt.NDArray[np.bool_]:
+        """Which rows to call OOD so that on average at most a fraction ``fdr`` of those are ID (false discovery rate).
+
+        Benjamini-Hochberg over the whole batch. Conformal p-values that share one calibration set are positively
+        dependent, and the guarantee holds under that dependence (Bates et al., 2023).
+        """
+        return benjamini_hochberg(self.p_values(features), fdr)
+
+
+def conformal(detector: Detector, calibration: Features) -> Conformal:
+    """P-values for a fitted detector, from ID rows that it was not fitted on."""
+    scores = detector.score(calibration).double()
+    if torch.isnan(scores).any():
+        raise DataError(f"{detector} gives NaN scores on the calibration set; check those inputs")
+    return Conformal(detector, scores.sort().values)
+
+
+def p_values(scores: Tensor, calibration_scores: Tensor) -> Floats:
+    """The fraction of ID calibration scores at most as large as each score, counting the score itself.
+
+    >>> p_values(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 2.0, 3.0]))
+    array([0.25, 0.75])
+    """
+    reference = np.sort(calibration_scores.double().numpy())
+    values = scores.double().numpy()
+    at_most = np.searchsorted(reference, values, side="right")
+    at_most = np.where(np.isnan(values), 0, at_most)
+    return np.asarray((1 + at_most) / (len(reference) + 1), dtype=np.float64)
+
+
+def benjamini_hochberg(values: npt.ArrayLike, fdr: float = 0.05) -> npt.NDArray[np.bool_]:
+    """Which hypotheses to reject so that the expected fraction of false rejections is at most ``fdr``.
+
+    The ``k`` smallest p-values, for the largest ``k`` whose k-th is at most ``fdr * k / n``.
+
+    >>> benjamini_hochberg([0.01, 0.9, 0.02, 0.5], 0.1)
+    array([ True, False,  True, False])
+    """
+    if not 0 < fdr < 1:
+        raise ArgumentError(f"fdr={fdr} must lie between 0 and 1")
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim != 1 or len(given) == 0 or not ((given >= 0) & (given <= 1)).all():
+        raise ArgumentError("p-values must be a non-empty list of numbers from 0 to 1")
+    ordered = np.sort(given)
+    passing = np.flatnonzero(ordered <= fdr * np.arange(1, len(given) + 1) / len(given))
+    return np.asarray(given <= (ordered[passing[-1]] if len(passing) else -1.0))

@@ -1,15 +1,21 @@
-"""``name(value, key=value)`` from text and back: names and literals, and nothing that could run."""
+"""``name(value, key=value)`` from text and back: names and literals, nothing that could run code."""
 
 import ast
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from oodles.errors import ArgumentError
 
 Call = tuple[str, list[Any], dict[str, Any]]
 """A name, its positional values, its named values."""
 
 
 def read_expression(text: str) -> ast.expr:
-    """The syntax tree of a one-line expression; ValueError where the text is none."""
+    """The syntax tree of a one-line expression; ValueError if the text is not one."""
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -25,19 +31,19 @@ def read_call(node: ast.expr) -> Call:
     if isinstance(node, ast.Name):
         return node.id, [], {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError("not a name, nor a name called with values")  # noqa: TRY004 - the text is at fault, not a type
+        raise ValueError("neither a name nor a name called with values")  # noqa: TRY004 - the text is wrong, not a type
     try:
         named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
         positional = [ast.literal_eval(value) for value in node.args]
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{node.func.id} is given something that is no literal") from error
+        raise ValueError(f"{node.func.id} is given something that is not a literal") from error
     if len(named) != len(node.keywords):
         raise ValueError(f"{node.func.id} is given a key twice, or **")
     return node.func.id, positional, named
 
 
 def write_call(name: str, arguments: Mapping[str, Any], bare: str = "") -> str:
-    """``name(value, other=...)``: the argument ``bare`` without its name, brackets only if needed.
+    """``name(value, other=...)``: the argument ``bare`` without its name, parentheses only if needed.
 
     >>> write_call("odin", {"temperature": 1000, "epsilon": 0.004}, "temperature")
     'odin(1000, epsilon=0.004)'
@@ -45,3 +51,21 @@ def write_call(name: str, arguments: Mapping[str, Any], bare: str = "") -> str:
     given = {key: value.item() if hasattr(value, "item") else value for key, value in arguments.items()}
     inside = ", ".join(repr(value) if key == bare else f"{key}={value!r}" for key, value in given.items())
     return f"{name}({inside})" if inside else name
+
+
+def import_module_here(module: str) -> ModuleType:
+    """A module by its name; the current folder is searched too. For text that the user typed, never a file's."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(module)
+    except (ImportError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{module!r} cannot be imported ({error}); write package.module") from None
+
+
+def import_object(module: str, name: str) -> Any:
+    """What ``module:name`` refers to, under the same rule."""
+    found = import_module_here(module)
+    if not hasattr(found, name):
+        raise ArgumentError(f"{module}:{name}: {module} has no {name}")
+    return getattr(found, name)

@@ -1,4 +1,4 @@
-"""``oodles demo``: every detector on a small pack of real features that comes with the package."""
+"""``oodles demo``: detectors compared on features of real images that come with the package."""
 
 import json
 import time
@@ -10,28 +10,28 @@ from typing import Any
 
 from rich.console import Console
 
-from oodles.bench.paper import AVERAGE
-from oodles.bench.report import compare, only, print_view, results, rows_json, sweep_view, write_text
 from oodles.bench.run import benchmark
-from oodles.bench.sweep import SWEEP_GRID, sweep
-from oodles.bench.tables import detectors_of
+from oodles.bench.tables import compare, only, print_view, results, rows_json, sweep_view, write_text
 from oodles.calibration import calibrate
 from oodles.detectors import default_detector, parse
 from oodles.features import Features
 from oodles.metrics import Row
+from oodles.paper.published import AVERAGE
+from oodles.paper.sweep import SWEEP_GRID, sweep
+from oodles.paper.tables import detectors_of
 from oodles.plots import save_figure, score_histograms
 
 OOD_SETS = ("svhn", "textures", "places365", "places_crop")
-# the paper does not say where ReAct clips on CIFAR: 90 is its usual percentile, 1.0 the constant of its own code
+# the paper does not say where ReAct clips on CIFAR: 90 is the usual percentile, 1.0 the constant in the authors' code
 MAIN = (
     *("msp", "max_logit", "energy", "entropy", "react(90)", "react(threshold=1.0)"),
-    *("dice(0.9)", "react(99)+dice(0.9)", "dice(0.9)+msp", "trio", default_detector().spec),
+    *("dice(0.9)", "react(99)+dice(0.9)", "dice(0.9)+msp", "react_scale_dice", default_detector().spec),
 )
 SHOWN = ("energy", "dice(0.9)+energy")
 
 
 def load_pack() -> tuple[Features, Features, dict[str, Features], dict[str, Any]]:
-    """ID training rows, ID test rows, the OOD sets by name, and the card that says what they are."""
+    """ID training features, ID test features, the OOD sets by name, and the card that describes them."""
     with as_file(files("oodles") / "demo_pack") as folder:
         card: dict[str, Any] = json.loads((folder / "card.json").read_text())
         train, test = Features.load(folder / "train"), Features.load(folder / "test")
@@ -39,7 +39,7 @@ def load_pack() -> tuple[Features, Features, dict[str, Features], dict[str, Any]
 
 
 def run_demo(out: Path, console: Console) -> list[Row]:
-    """Compare the detectors, then DICE's ablations and its sweep; write ``rows.json`` and ``scores.png``."""
+    """Compare detectors, DICE's ablations and its sparsities; write ``rows.json`` and ``scores.png``."""
     train, test, ood, card = load_pack()
     sets: dict[str, Any] = {"train": train, "test": test, "ood": ood, "id_set": "cifar10"}
     console.print(
@@ -54,22 +54,21 @@ def run_demo(out: Path, console: Console) -> list[Row]:
     points = sweep(SWEEP_GRID, **sets)
     elapsed = time.perf_counter() - start
     print_view(console, compare(rows, title="Detectors", paper="cifar10"))
-    print_view(console, only(compare(ablated, title="\nWhat to keep of the last layer, p = 0.9"), AVERAGE))
+    print_view(console, only(compare(ablated, title="\nWhich weights of the last layer to keep, p = 0.9"), AVERAGE))
     print_view(console, sweep_view(points, title="\nHow much to drop"))
     count = len({row.detector for row in [*rows, *ablated]}) + len(points)
     scored = len(test) + sum(len(features) for features in ood.values())
     console.print(
-        f"\nFitting, scoring and measuring {count} detectors on {scored:,} rows took {elapsed:.2f} s."
-        "\nWhat differs from the paper: the sets are subsets, its average is over six other sets, and the last layer "
-        f"is our own, fitted on {card['chosen from']['train']:,} training embeddings of the paper's network, where the "
-        "paper uses the layer that was trained with it."
+        f"\nFitting and evaluating {count} detectors on {scored:,} rows took {elapsed:.2f} s."
+        "\nWhat differs from the paper: the sets are subsets, the paper's averages are over its six sets, and the last "
+        "layer is not the one that was trained with the paper's network but our own, fitted on "
+        f"{card['chosen from']['train']:,} of its training embeddings."
     )
-    gathered = results(rows)
-    energy, dice = (fmean(gathered[spec, AVERAGE].fpr95) for spec in SHOWN)
-    usual = fmean(gathered[default_detector().spec, AVERAGE].fpr95)
+    grouped = results(rows)
+    energy, dice, default = (fmean(grouped[spec, AVERAGE].fpr95) for spec in (*SHOWN, default_detector().spec))
     console.print(
-        f"On average DICE lets {dice:.1f} % of the strange images pass where energy lets {energy:.1f} %, the default "
-        f"detector ({default_detector().spec}) {usual:.1f} %.\n"
+        f"On average DICE accepts {dice:.1f} % of the OOD images, energy {energy:.1f} %, and the default detector "
+        f"{default:.1f} %.\n"
     )
     write_text(out / "rows.json", rows_json([*rows, *ablated]))
     save_figure(_figure(train, test, ood, rows), out / "scores.png")
@@ -78,13 +77,13 @@ def run_demo(out: Path, console: Console) -> list[Row]:
 
 
 def _figure(train: Features, test: Features, ood: Mapping[str, Features], rows: list[Row]) -> Any:
-    gathered = results(rows)
+    grouped = results(rows)
     scores, thresholds, notes = {}, {}, {}
     for name in SHOWN:
         detector = parse(name).fit(train)
         id_scores = detector.score(test)
         scores[name] = id_scores.numpy(), {key: detector.score(part).numpy() for key, part in ood.items()}
         thresholds[name] = calibrate(id_scores).value
-        average = gathered[name, AVERAGE]
+        average = grouped[name, AVERAGE]
         notes[name] = f"average FPR95 {fmean(average.fpr95):.1f} %, AUROC {fmean(average.auroc):.1f} %"
     return score_histograms(scores, thresholds, notes)

@@ -1,29 +1,33 @@
-"""What can go wrong. Every message names the object, the fact and the remedy."""
+"""Errors and warnings. Every message names the object, states the fact and gives the remedy."""
 
 
 class OodlesError(Exception):
-    """The root of all errors raised on purpose here; the command line turns it into one line."""
+    """Base class of every error that oodles raises on purpose; the command line prints it as one line."""
 
 
 class ArgumentError(OodlesError, ValueError):
-    """An argument is outside what the thing it was given to can mean."""
+    """An argument has a value that is not allowed."""
 
 
 class DataError(OodlesError, ValueError):
-    """Data is missing, unreadable, empty, or holds values nothing can be computed from."""
+    """Data is missing, unreadable, empty, or contains values that nothing can be computed from."""
 
 
 class ShapeError(OodlesError, ValueError):
-    """Tensors that belong together do not fit together."""
+    """Tensors that belong together have incompatible shapes or come from different models."""
 
 
 class NotFittedError(OodlesError, RuntimeError):
-    """A detector was asked for scores before it had learned anything."""
+    """A detector was used before it was fitted."""
 
 
 class HeadError(OodlesError, RuntimeError):
-    """The model's last linear layer could not be found, or is not one affine map."""
+    """The model's last linear layer could not be found, or its logits are not one affine map of an embedding."""
 
 
 class FileError(OodlesError, OSError):
-    """A file on disk is missing, damaged, of a newer format, or belongs to something else."""
+    """A file is missing, damaged, written by a newer version, or belongs to something else."""
+
+
+class FitWarning(UserWarning):
+    """A detector was fitted, but had to leave something out: too few rows, empty classes, constant directions."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, checksums, and sealed JSON records."""
+"""Atomic writes, checksums, and JSON records that carry their own checksum."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path`` and move it into place, so that no reader sees half a file."""
+    """Write ``content`` to ``path`` atomically, so that no reader sees half a file."""
     write_with(path, lambda temporary: temporary.write_bytes(content))
 
 
@@ -40,43 +40,42 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal, read in pieces."""
+    """The file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as JSON together with a seal: the SHA-256 of everything else in it."""
-    sealed = {**record, "seal": _seal(record)}
+    """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``."""
+    sealed = {**record, "seal": _checksum(record)}
     write_bytes(path, (json.dumps(sealed, indent=1) + "\n").encode())
 
 
 def read_record(path: Path, *, kind: str, schema: int) -> Record:
-    """Read a sealed record of this kind, refusing what is missing, altered, foreign or newer."""
+    """Read a record of this kind; one that is missing, altered, of another kind or schema is an error."""
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise FileError(f"{path} is not there; is {path.parent} really a saved {kind}?") from None
+        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not readable JSON ({error}); restore it or write it anew") from None
+        raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
     if not isinstance(record, dict) or record.get("kind") != kind:
-        raise FileError(f"{path} does not describe a {kind}; it was written by something else")
+        raise FileError(f"{path} does not describe a {kind}; it was written by another program")
     if record.get("schema") != schema:
         raise FileError(
-            f"{path} has schema {record.get('schema')}, this version of oodles reads schema {schema}; "
-            "update oodles, or write the file anew"
+            f"{path} has schema {record.get('schema')}, this version of oodles reads schema {schema}; write the file "
+            "again with this version, or use the one that wrote it"
         )
-    seal = record.pop("seal", None)
-    if seal != _seal(record):
-        raise FileError(f"{path} was altered after it was written (its seal does not match); write it anew")
+    if record.pop("seal", None) != _checksum(record):
+        raise FileError(f"{path} was altered after it was written (checksum mismatch); write it again")
     return record
 
 
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Record:
-    """Write tensors under a name that carries their checksum; returns the record that finds them again.
+    """Write tensors to a file named after their checksum; returns the record that :func:`read_tensors` reads.
 
-    Because the name changes with the content, replacing a saved object is one atomic step: the
-    record that points at the new file is written after it.
+    Because the name changes with the content, a saved object can be replaced atomically: the record that points to the
+    new file is written after it.
     """
     content = serialise(tensors)
     digest = hashlib.sha256(content).hexdigest()
@@ -86,14 +85,14 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Rec
 
 
 def serialise(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as safetensors bytes; those that share memory (tied weights) are written out each."""
+    """Tensors as safetensors bytes; those that share memory (tied weights) are written separately."""
     written: dict[int, str] = {}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    apart = {
+    separate = {
         name: tensor if written.setdefault(tensor.data_ptr(), name) == name else tensor.clone()
         for name, tensor in plain.items()
     }
-    return serialise_tensors(apart)
+    return serialise_tensors(separate)
 
 
 def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -102,9 +101,9 @@ def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}); write it anew") from None
+        raise FileError(f"{path} cannot be read ({error.strerror}); write it again") from None
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise FileError(f"{path} was altered or cut short (its SHA-256 does not match); write it anew")
+        raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
     try:
         return parse_tensors(content)
     except SafetensorError as error:
@@ -112,15 +111,15 @@ def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def member(folder: Path, name: str) -> Path:
-    """The file ``name`` directly inside ``folder``; names that lead elsewhere are refused."""
+    """The file ``name`` directly inside ``folder``; a path to anywhere else is an error."""
     if name != Path(name).name or name in ("", ".", ".."):
-        raise FileError(f"{folder} lists a file outside itself ({name!r}); refused")
+        raise FileError(f"{folder} lists a file outside the folder ({name!r}), which is not allowed")
     path = folder / name
     if path.is_symlink():
-        raise FileError(f"{path} is a symbolic link; refused")
+        raise FileError(f"{path} is a symbolic link, which is not allowed")
     return path
 
 
-def _seal(record: Mapping[str, Any]) -> str:
+def _checksum(record: Mapping[str, Any]) -> str:
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

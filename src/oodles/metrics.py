@@ -1,7 +1,7 @@
 """How well scores separate ID from OOD; larger scores mean ID, everywhere.
 
-Every function takes ID scores and OOD scores as two arrays, NumPy or torch, and handles ties
-exactly. :func:`evaluate` gets all of them from one sort. Values are fractions in [0, 1].
+Every function takes ID scores and OOD scores as two arrays, NumPy or torch, and handles ties exactly. :func:`evaluate`
+computes all metrics from one sort. Values are fractions in [0, 1].
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ BLOCK = 1 << 18
 class Row:
     """One detector on one pair of ID and OOD sets; tables and reports are views of rows.
 
-    ``fpr95`` is the paper's: the share of OOD accepted when 95 % of ID is (ID positive).
-    ``fpr95_ood`` is OpenOOD's: the share of ID rejected when 95 % of OOD is (OOD positive). ``run`` names the
-    checkpoint where there are several.
+    ``fpr95`` is the paper's: the fraction of OOD accepted when 95 % of ID is accepted (ID positive). ``fpr95_ood`` is
+    OpenOOD's: the fraction of ID rejected when 95 % of OOD is rejected (OOD positive). ``run`` names the checkpoint if
+    there are several.
     """
 
     detector: str
@@ -54,7 +54,7 @@ class Row:
 
 
 class Names(TypedDict):
-    """What a row is called by."""
+    """The names that identify a row."""
 
     detector: str
     id_set: str
@@ -102,8 +102,8 @@ def evaluate(
 def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95, positive: Kind = "id") -> float:
     """False positive rate at the threshold where the true positive rate first reaches ``tpr``.
 
-    ``positive="id"`` is the paper's convention, ``"ood"`` that of OpenOOD and pytorch-ood; on the same
-    scores they give different numbers.
+    ``positive="id"`` is the paper's convention, ``"ood"`` that of OpenOOD and pytorch-ood; they give different numbers
+    for the same scores.
 
     >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.5, 2.5], tpr=0.5)
     0.0
@@ -146,7 +146,7 @@ def detection_error(id_scores: Scores, ood_scores: Scores) -> float:
 
 @dataclass
 class _Totals:
-    """What all metrics come from; totals of successive ranges of scores add up."""
+    """The sums from which all metrics are computed; totals of successive ranges of scores add up."""
 
     ranks: float = 0.0
     precision_id: float = 0.0
@@ -169,7 +169,7 @@ class _Totals:
 
 
 def _totals(ids: Array, oods: Array) -> _Totals:
-    """Totals of all scores: by their values, or by their ranks where values cannot carry a mark."""
+    """Totals of all scores: by their values, or by their ranks if the last bit of the values is needed."""
     keys = np.concatenate([ids, oods], dtype=np.float64)
     narrow = ids.dtype.itemsize < 8 and oods.dtype.itemsize < 8
     with np.errstate(over="ignore", invalid="ignore"):
@@ -178,7 +178,7 @@ def _totals(ids: Array, oods: Array) -> _Totals:
         totals = _Sweep(keys, len(ids)).totals()
         if narrow or not totals.ties:
             return totals
-    # ranks separate float64 scores that differ in the last bit alone, and infinities; no metric changes
+    # ranks distinguish infinities, and float64 scores that differ only in the last bit; no metric changes
     ranks = np.unique(np.concatenate([ids, oods]), return_inverse=True)[1]
     return _Sweep(ranks.astype(np.float64), len(ids)).totals()
 
@@ -186,8 +186,8 @@ def _totals(ids: Array, oods: Array) -> _Totals:
 class _Sweep:
     """One pass over ID and OOD scores together, in ascending order, sorted once.
 
-    The last bit of each 64-bit key says which kind it is (1 for OOD), so that no permutation has to be
-    carried through the sort; scores that came as float32 never use that bit.
+    The last bit of each 64-bit key says which kind it is (1 for OOD), so that no permutation has to be sorted with the
+    keys; scores that were float32 never use that bit.
     """
 
     def __init__(self, keys: Array, n_id: int) -> None:
@@ -195,7 +195,7 @@ class _Sweep:
         self._parallel = self.n >= PARALLEL_FROM
         bits = keys.view(np.int64)
         bits &= ~1
-        keys += 0.0  # -0.0 becomes 0.0, whose bits are those of its equals
+        keys += 0.0  # -0.0 becomes 0.0, so that equal scores have equal bits
         bits[n_id:] |= 1
         if self._parallel:
             middle = self.n // 2
@@ -206,7 +206,7 @@ class _Sweep:
         self._keys, self._bits = keys, bits
 
     def totals(self) -> _Totals:
-        """Go block by block, so that every temporary stays in the caches."""
+        """The totals of all scores, block by block, so that every temporary array stays in the caches."""
         marks = range(BLOCK, self.n - BLOCK // 2, BLOCK)
         cuts = sorted({0, self.n, *(self._group_end(mark) for mark in marks)})
         spans = list(pairwise(cuts))
@@ -223,7 +223,7 @@ class _Sweep:
         return total
 
     def _kinds(self, spans: list[tuple[int, int]]) -> list[Array]:
-        """For each span, True where a score is OOD: the mark in its last bit."""
+        """For each span, True where a score is OOD, from its last bit."""
         return [(self._bits[start:stop].astype(np.uint8) & 1).view(np.bool_) for start, stop in spans]
 
     def _block(self, start: int, stop: int, is_ood: Array, ood_before: int) -> _Totals:
@@ -234,7 +234,7 @@ class _Sweep:
         return self._distinct(start, is_ood, ood_before)
 
     def _distinct(self, start: int, is_ood: Array, ood_before: int) -> _Totals:
-        """A block in which no two scores are equal; the usual case, so done in place."""
+        """A block in which no two scores are equal; the usual case, so computed in place."""
         totals = _Totals()
         at = np.flatnonzero(~is_ood).astype(np.float64)
         if len(at):
@@ -265,7 +265,7 @@ class _Sweep:
         return totals
 
     def _tied(self, start: int, is_ood: Array, ends: Array, ood_before: int) -> _Totals:
-        """A block with equal scores: the same sums over groups, whose edges count what lies below them."""
+        """A block with ties: the same sums over groups of equal scores; an edge counts the scores below it."""
         groups = len(ends) + 1
         all_edge, ood_edge = np.empty(groups + 1), np.empty(groups + 1)
         all_edge[0], ood_edge[0] = start, ood_before
@@ -303,7 +303,7 @@ class _Sweep:
         return int(np.searchsorted(self._keys, largest, side="right"))
 
     def _both(self, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
-        """Do two things, side by side where the arrays are large: NumPy lets go of the interpreter lock."""
+        """Call both, in parallel if the arrays are large: NumPy releases the interpreter lock."""
         if not self._parallel:
             return one(), two()
         with ThreadPoolExecutor(1) as pool:
@@ -322,12 +322,12 @@ def _fpr_ood(ids: Array, oods: Array, tpr: float) -> float:
 
 
 def _at_least(rate: float, n: int) -> int:
-    """The smallest count that is at least ``rate`` of ``n``, immune to the rounding of 0.95 * n."""
+    """The smallest count that is at least ``rate * n``, unaffected by the rounding of the product."""
     return max(1, int(np.ceil(rate * n - 1e-12 * n)))
 
 
 def _bootstrap(ids: Array, oods: Array, resamples: int, seed: int) -> dict[str, Interval]:
-    """Percentile intervals for ``fpr95`` and ``auroc``: rows of each kind drawn anew, ranks reused."""
+    """Percentile intervals for ``fpr95`` and ``auroc``: ID and OOD rows are resampled, ranks reused."""
     generator = np.random.default_rng(seed)
     ids, oods = np.sort(ids), np.sort(oods)
     ood_below, ood_to = np.searchsorted(oods, ids, side="left"), np.searchsorted(oods, ids, side="right")
@@ -366,12 +366,12 @@ def _array(name: str, scores: Scores) -> Array:
     if array.dtype.kind not in "fiu":
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:
-        raise DataError(f"{name} must be one non-empty row of numbers, got shape {array.shape}")
+        raise DataError(f"{name} must be a non-empty one-dimensional array, got shape {array.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
         suspicious = array.dtype.kind == "f" and np.isnan(array.sum())
     if suspicious and np.isnan(array).any():
         bad = np.flatnonzero(np.isnan(array))
-        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN, the first is number {bad[0]}")
+        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN, the first at index {bad[0]}")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Arrays on an axis. Nothing is computed here beyond what a picture needs."""
+"""Figures from arrays; nothing is computed here beyond what drawing needs."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
@@ -16,9 +16,9 @@ from oodles.files import write_with
 
 Array = npt.NDArray[Any]
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey by their lightness
-ID_COLOUR = "#0072B2"
 PICTURES = (".png", ".svg", ".pdf")
+# Okabe and Ito's palette: distinguishable to colour-blind readers, and by lightness in greyscale
+ID_COLOUR = "#0072B2"
 OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
 STYLE: Any = {
     "font.size": 9,
@@ -35,24 +35,23 @@ STYLE: Any = {
 def score_histograms(
     scores: Mapping[str, tuple[Array, Mapping[str, Array]]], thresholds: Mapping[str, float], notes: Mapping[str, str]
 ) -> Figure:
-    """For each detector, ID scores filled and each OOD set as a line, with the threshold where 95 % of ID is kept."""
+    """For each detector, ID scores filled and each OOD set as a line, with the threshold that accepts 95 % of ID."""
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(scores), width=4.2, height=3.4)
         for axis, (detector, (id_scores, ood)) in zip(axes, scores.items(), strict=True):
             _histograms(axis, id_scores, ood)
-            axis.axvline(thresholds[detector], color="black", linewidth=1, linestyle="--", label="95 % of ID lie right")
+            axis.axvline(thresholds[detector], color="black", linewidth=1, linestyle="--", label="accepts 95 % of ID")
             axis.set_title(f"{detector}\n{notes[detector]}")
             axis.set_xlabel("score (larger = more in-distribution)")
-        axes[0].set_ylabel("share of images")
+        axes[0].set_ylabel("fraction of images")
         _legend(figure, axes[0])
     return figure
 
 
 def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_from: int) -> Figure:
-    """Figure 1: mean contribution of each unit and its standard deviation as a shade, one panel a data set.
+    """Figure 1: mean contribution of each unit with its standard deviation shaded, one panel per data set.
 
-    ``panels`` maps a title to means and standard deviations, in ID order; as many units as lie left of
-    ``kept_from`` are dropped.
+    ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are dropped.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
@@ -74,7 +73,7 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0)
         for axis, (title, (on_id, on_ood)) in zip(axes, panels.items(), strict=True):
-            # few rows make a ragged histogram of many bins
+            # fewer bins for fewer rows, so that the histogram stays smooth
             count = int(np.clip(2 * np.sqrt(min(len(on_id), len(on_ood))), 12, 50))
             bins = _bins(np.concatenate([on_id, on_ood]), count)
             for values, colour, label in ((on_id, ID_COLOUR, "ID"), (on_ood, OOD_COLOURS[0], "OOD")):
@@ -88,7 +87,7 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
 
 
 def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Mapping[str, Array]) -> Figure:
-    """Figure 3: FPR95 and the normalised standard deviation of OOD scores against p; one line a set."""
+    """Figure 3: FPR95 and the normalised standard deviation of OOD scores against p; one line per set."""
     with mpl.rc_context(STYLE):
         figure, axes = _panels(2, width=3.8, height=3.2)
         places = np.arange(len(grid))
@@ -111,7 +110,7 @@ def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Ma
 def unit_variances(
     id_mean: Array, ood_mean: Array, id_variance: Array, ood_variance: Array, *, kept_from: int
 ) -> Figure:
-    """Figure 4: each unit's mean contribution on ID and OOD above, its variance below, units in ID order."""
+    """Figure 4: mean contribution of each unit on ID and OOD above, its variance below, units in ID order."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
@@ -130,7 +129,7 @@ def unit_variances(
 
 
 def covariance_matrix(matrix: Array, *, note: str) -> Figure:
-    """The covariance of contributions as a picture; colours saturate at the 99.5th percentile of its entries."""
+    """The covariance of contributions as a heat map; colours saturate at the 99.5th percentile of its entries."""
     with mpl.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(4.6, 4.2), layout="constrained")
         axis = figure.subplots()
@@ -144,11 +143,11 @@ def covariance_matrix(matrix: Array, *, note: str) -> Figure:
 
 
 def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen: float) -> Figure:
-    """AUROC and FPR95 of held-out ID rows against the stand-ins for each p, the chosen one marked."""
+    """AUROC and FPR95 of held-out ID rows against synthetic outliers for each p, the chosen one marked."""
     with mpl.rc_context(STYLE):
         figure, axes = _panels(2, width=3.4, height=2.8)
         places = np.arange(len(grid))
-        for axis, values, label in ((axes[0], auroc, "AUROC (%), what chooses"), (axes[1], fpr95, "FPR95 (%)")):
+        for axis, values, label in ((axes[0], auroc, "AUROC (%), the criterion"), (axes[1], fpr95, "FPR95 (%)")):
             axis.plot(places, values, color=ID_COLOUR, marker="o", markersize=4, linewidth=1.2)
             at = list(grid).index(chosen)
             axis.plot(at, values[at], marker="o", markersize=11, markerfacecolor="none", color=OOD_COLOURS[0])
@@ -159,17 +158,17 @@ def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen
 
 
 def check_picture(path: Path) -> None:
-    """Raise unless the suffix names a kind of picture that can be written."""
+    """Raise unless the suffix is that of an image format that can be written."""
     if path.suffix not in PICTURES:
-        raise ArgumentError(f"{path} names no kind of picture; end it in {', '.join(PICTURES)}")
+        raise ArgumentError(f"{path} must end in one of {', '.join(PICTURES)}")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; the suffix says the format."""
+    """Write a figure atomically, in the format of its suffix."""
     check_picture(path)
     kind = path.suffix.lstrip(".")
     metadata = {"Date": None} if kind == "svg" else None
-    with mpl.rc_context(STYLE):  # the names inside an SVG are drawn when it is written
+    with mpl.rc_context(STYLE):  # the ids inside an SVG are generated when it is written
         write_with(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))
 
 
@@ -179,7 +178,7 @@ def _panels(count: int, *, width: float, height: float, sharey: bool = False) ->
 
 
 def _legend(figure: Figure, axis: Axes) -> None:
-    """One legend below the panels, where it covers no data."""
+    """One legend below the panels."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
 

@@ -1,4 +1,4 @@
-"""The benchmark: readers, suites, rows, and views of rows."""
+"""The benchmark: a runner, suites of image sets, and tables. What only the DICE paper needs is in ``paper``."""
 
 from oodles.bench.run import benchmark
 from oodles.bench.suites import SUITES, Suite, suite

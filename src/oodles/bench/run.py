@@ -18,19 +18,19 @@ def benchmark(
     run: str = "",
     bootstrap: int = 0,
 ) -> list[Row]:
-    """Fit each detector on ``train`` and tell ID ``test`` rows from each OOD set; one row a pair.
+    """Fit each detector on ``train`` and compare its scores on the ID set ``test`` with those on each OOD set.
 
-    All detectors learn in one pass over ``train``. Rows carry the detector's spec, or the name it is given
-    under. ``bootstrap`` resamples add 95 % intervals. ``run`` names the checkpoint where several are compared.
+    All detectors are fitted in one pass over ``train``. Returns one row per detector and OOD set, named by the
+    detector's spec or key. ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint.
     """
     if not ood:
-        raise DataError("there is no OOD set to tell the ID rows from; give at least one")
+        raise DataError("there is no OOD set to compare with; give at least one")
     named = detectors if isinstance(detectors, Mapping) else {detector.spec: detector for detector in detectors}
     fit_together(list(named.values()), train)
-    return judge(named, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
+    return evaluate_detectors(named, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
 
 
-def judge(
+def evaluate_detectors(
     detectors: Mapping[str, Detector],
     *,
     test: Features,
@@ -39,7 +39,7 @@ def judge(
     run: str = "",
     bootstrap: int = 0,
 ) -> list[Row]:
-    """The rows of detectors that are fitted already."""
+    """The rows of detectors that are already fitted."""
     rows = []
     for name, detector in detectors.items():
         id_scores = detector.score(test)

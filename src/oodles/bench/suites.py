@@ -1,15 +1,15 @@
-"""Suites: the paper's experiments as records, run on whatever of their data is present."""
+"""Suites: the paper's experiments as records, run on those of their datasets that are present."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oodles.bench.datasets import CIFAR, IMAGENET, Transform
-from oodles.bench.readers import ImageSet, first_per_class, is_there, open_images
+from oodles.data.readers import ImageSet, first_per_class, open_images, path_exists
+from oodles.data.transforms import CIFAR, IMAGENET, Transform
 from oodles.errors import ArgumentError, DataError
 
 Places = tuple[str, ...]
-"""Where a set may lie below the data folder; the first that is there counts, since archives unpack in many ways."""
+"""Possible locations below the data folder; the first that exists is used, since archives unpack in different ways."""
 
 CIFAR_ODIN = "odin(epsilon=0.004, std=(0.2023, 0.1994, 0.201))"
 DENSENET_MAHALANOBIS = "mahalanobis(layers=('conv1', 'trans1', 'trans2'))"
@@ -18,11 +18,11 @@ RESNET_MAHALANOBIS = "mahalanobis(layers=('maxpool', 'layer1', 'layer2', 'layer3
 
 @dataclass(frozen=True)
 class Suite:
-    """One experiment: its network, where its ID and OOD images lie, the transform, the paper's settings.
+    """One experiment: its network, the locations of its ID and OOD images, the transform, the paper's settings.
 
-    ``detectors`` are those of the paper's main table at its hyperparameters, ``p`` its sparsity for DICE
-    and the ablations. ``extra`` sets are run where they are there, but are none of the paper's.
-    ``per_class`` names the sets of which only the first so many images of each class are used.
+    ``detectors`` are those of the paper's main table with its hyperparameters, ``p`` its sparsity for DICE and the
+    ablations. ``extra`` sets are used if present, but are not the paper's. ``per_class`` limits sets to their first
+    images of each class.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Suite:
     per_class: Mapping[str, int] = field(default_factory=dict)
 
     def found(self, data: Path) -> dict[str, Path | None]:
-        """Where each part is (``train``, ``test``, every OOD set), or None where it is not."""
+        """The path of ``train``, ``test`` and every OOD set; None if it is not there."""
         parts = {"train": self.train, "test": self.test, **self.ood, **self.extra}
         return {name: _find(data, places) for name, places in parts.items()}
 
@@ -47,7 +47,7 @@ class Suite:
         return [name for name, places in self.ood.items() if _find(data, places) is None]
 
     def open_id(self, data: Path) -> tuple[ImageSet, ImageSet]:
-        """ID training and test images, of the suite's classes and no others."""
+        """ID training and test images, after checking that their classes are the suite's."""
         paths = [(_find(data, places), places) for places in (self.train, self.test)]
         for path, places in paths:
             if path is None:
@@ -56,7 +56,7 @@ class Suite:
         if train.classes != test.classes:
             odd = min({*train.classes} ^ {*test.classes})
             raise DataError(
-                f"{data}: the training and test images of {self.name} lie in different class folders "
+                f"{data}: the training and test images of {self.name} have different class folders "
                 f"(only one of the two has {odd}), so their labels would not agree"
             )
         return train, test
@@ -73,11 +73,10 @@ class Suite:
     def _open_labelled(self, path: Path) -> ImageSet:
         images = open_images(path)
         if images.labels is None:
-            raise DataError(f"{path} does not hold a folder for each class; sort its images into such folders")
+            raise DataError(f"{path} has no labels; put the images of each class in a folder of its own")
         if images.classes and len(images.classes) != self.classes:
-            raise DataError(
-                f"{path} has {len(images.classes)} class folders, but {self.name} has {self.classes} classes"
-            )
+            folders = f"{len(images.classes)} class folders"
+            raise DataError(f"{path} has {folders}, but {self.name} has {self.classes} classes")
         low, high = int(images.labels.min()), int(images.labels.max())
         if low < 0 or high >= self.classes:
             raise DataError(
@@ -90,16 +89,16 @@ class Suite:
 def suite(name: str) -> Suite:
     """A suite by name."""
     if name not in SUITES:
-        raise ArgumentError(f"{name!r} is no suite; there are {', '.join(SUITES)}")
+        raise ArgumentError(f"suite {name!r} must be one of {', '.join(SUITES)}")
     return SUITES[name]
 
 
 def _find(data: Path, places: Places) -> Path | None:
-    return next((data / place for place in places if is_there(data / place)), None)
+    return next((data / place for place in places if path_exists(data / place)), None)
 
 
 def _cifar(classes: int, train: str, test: str) -> Suite:
-    """The two CIFAR experiments differ in their ID images and the number of classes alone."""
+    """The two CIFAR experiments differ only in their ID images and the number of classes."""
     return Suite(
         name=f"cifar{classes}",
         model=f"oodles.models:densenet101(num_classes={classes})",

@@ -1,24 +1,86 @@
-"""The ``oodles`` command. Heavy imports wait until a command runs, so that help appears at once."""
+"""The ``oodles`` command, one file per subcommand. Heavy imports wait until a command runs, so that help is fast."""
 
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from oodles.cli import choose, compare, train, work
-from oodles.cli.base import app, notices, plain
-from oodles.errors import OodlesError
+import typer
 
-__all__ = ["app", "choose", "compare", "main", "train", "work"]
+from oodles import __version__
+from oodles.calls import import_module_here
+from oodles.cli.analyze import analyze
+from oodles.cli.bench import bench
+from oodles.cli.common import notice
+from oodles.cli.data import datasets
+from oodles.cli.demo import demo
+from oodles.cli.detectors import detectors
+from oodles.cli.extract import extract
+from oodles.cli.fit import fit
+from oodles.cli.score import score
+from oodles.cli.select import select
+from oodles.cli.select_p import select_p
+from oodles.cli.train import train
+from oodles.errors import FitWarning, OodlesError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="oodles",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
+    "wrong), 130 interrupted.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(help="A module to import first, e.g. one that registers your own detectors; may be repeated."),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Detects when a classifier is given an input unlike its training data, without retraining it."""
+    for module in plugin or []:
+        import_module_here(module)
+
+
+# in the order in which a user meets them
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(demo, extract, fit, score, bench, select, select_p),
+    *(detectors, train, analyze),
+)
+for _command in COMMANDS:
+    app.command()(_command)
+app.add_typer(datasets, name="data")
 
 
 def main() -> None:
-    """Run the command; what is wrong with the input ends in one line and exit code 2."""
-    try:
-        app()
-    except OodlesError as error:
-        notices.print(f"[bold red]error[/bold red] {plain(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        notices.print("interrupted")
-        sys.exit(130)
-    except OSError as error:
-        notices.print(f"[bold red]error[/bold red] {plain(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+    """Run the command; invalid input ends with one line and exit code 2."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FitWarning)
+        warnings.showwarning = _print_warning
+        try:
+            app()
+        except KeyboardInterrupt:
+            notice("interrupted")
+            sys.exit(130)
+        except (OodlesError, OSError) as error:
+            notice(str(error), "[bold red]error[/bold red]")
+            sys.exit(2)
+
+
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    notice(str(message), "[yellow]warning[/yellow]")

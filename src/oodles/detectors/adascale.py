@@ -1,27 +1,29 @@
-"""AdaSCALE: SCALE whose percentile is each input's own, by how far a small step moves its largest activations."""
+"""AdaSCALE: SCALE with a percentile per input, set by how far a small step moves its largest activations."""
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from oodles.calls import write_call
-from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.gradient import Remoteness
+from oodles.detectors.base import Statistics
+from oodles.detectors.network_detector import NetworkDetector
+from oodles.detectors.odin import NegativeMaximum
 from oodles.errors import ArgumentError, NotFittedError
-from oodles.features import Features, Head
+from oodles.features import Features, Head, Step
 from oodles.functional import energy, prefix_ratio
-from oodles.perturbation import Step
 
-WAYS = ("embedding", "logits")
+SCALED = ("embedding", "logits")
 
 
-class AdaScale(Detector):
-    """SCALE at a percentile between ``low`` and ``high`` that each input chooses for itself (AdaSCALE; Regmi, 2025).
+class AdaSCALE(NetworkDetector):
+    """SCALE at a percentile between ``low`` and ``high`` that depends on the input (Regmi, 2025).
 
-    The image is moved by ``epsilon`` up the gradient of its largest logit, in the ``share`` of its values where that
-    gradient is smallest. With ``h`` before and ``h'`` after, ``q = shift * sum |h - h'|`` over the largest 1 % of ``h``
-    ``+ sum relu(h')`` over the largest 5 %; where ``q`` stands among held-out ID images moves the percentile from
-    ``high``, for the least, to ``low``. ``how="embedding"`` scales as SCALE does (AdaSCALE-A), ``how="logits"`` as LTS
-    (AdaSCALE-L). One forward pass and one backward pass more for each image; tune it on held-out ID images.
+    The image is moved by ``epsilon`` up the gradient of its largest logit, in the fraction ``share`` of its values
+    where that gradient is smallest. With ``h`` before and ``h'`` after, ``q = shift * sum |h - h'|`` over the largest
+    1 % of ``h`` ``+ sum relu(h')`` over the largest 5 %; the rank of ``q`` among held-out ID images moves the
+    percentile from ``high``, for the smallest, to ``low``. ``scaled="embedding"`` scales like SCALE (AdaSCALE-A),
+    ``scaled="logits"`` like LTS (AdaSCALE-L). It costs one more forward and backward pass per image, and is tuned on
+    held-out ID images.
     """
 
     learns_from = ("embedding", "head")
@@ -34,62 +36,55 @@ class AdaScale(Detector):
         *,
         low: float = 75,
         high: float = 85,
-        how: str = "embedding",
+        scaled: str = "embedding",
         epsilon: float = 0.5,
         share: float = 0.05,
         shift: float = 10.0,
     ) -> None:
         super().__init__()
         if not 1 <= low <= high < 100:
-            raise ArgumentError(f"low={low} and high={high} are percentiles, 1 to 100, the first not the larger one")
-        if how not in WAYS:
-            raise ArgumentError(f"how={how!r} is none of {', '.join(WAYS)}")
+            raise ArgumentError(f"low={low} and high={high} must be percentiles, 1 to 100, with low <= high")
+        if scaled not in SCALED:
+            raise ArgumentError(f"scaled={scaled!r} must be one of {', '.join(SCALED)}")
         if epsilon is None or not 0 < epsilon < 1e6 or not 0 < share <= 1:
-            raise ArgumentError(
-                f"epsilon={epsilon} must be positive, and share={share} a fraction of the image's values"
-            )
+            raise ArgumentError(f"epsilon={epsilon} must be positive, share={share} a fraction of an image's values")
         if not abs(shift) < 1e30:
             raise ArgumentError(f"shift={shift} must be finite")
-        self.low, self.high, self.how, self.shift = low, high, how, shift
+        self.low, self.high, self.scaled, self.shift = low, high, scaled, shift
         self.epsilon, self.share = float(epsilon), float(share)
-        self.register_buffer("bias_", None)
-        self.register_buffer("reference_", None)
 
     @property
+    @override
     def scores_from(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Both passes."""
         return "embedding", "logits", self._step().column
 
     @property
+    @override
     def tuned(self) -> bool:
-        """Whether the held-out images have been seen."""
         return self.reference_ is not None
 
+    @override
     def steps(self) -> tuple[Step, ...]:
-        """The one step."""
         return (self._step(),)
 
+    @override
     def trials(self) -> tuple[Step, ...]:
-        """The same step, on held-out images."""
         return (self._step(),)
 
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Keep the bias; where held-out images stand has to be seen anew."""
-        if head is None:
-            return
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
         self.reference_ = None
-        self.bias_ = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias.clone()
+        self.bias_ = head.full_bias().clone()
 
+    @override
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
-        """Keep how far the step moves held-out ID images."""
-        self.reference_ = (
-            self._moved(held_out.embedding, held_out.column(self._step().column)).sort().values.to(self.bias_.device)
-        )
+        moved = self._moved(held_out.embedding, held_out.column(self._step().column))
+        self.reference_ = moved.sort().values.to(self.bias_.device)
 
+    @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """Energy of the scaled logits."""
         if self.reference_ is None:
-            raise NotFittedError(f"{self} has not seen held-out images; call oodles.tune first")
+            raise NotFittedError(f"{self} has not seen held-out images; call oodles.selection.tune first")
         moved = self._moved(embedding, others[0])
         rows = len(self.reference_)
         above = rows - torch.searchsorted(self.reference_.to(moved), moved.contiguous(), right=True)
@@ -97,13 +92,14 @@ class AdaScale(Detector):
         width = embedding.shape[1]
         kept = (width - (width * percentile / 100).round()).long().clamp(1, width)
         ratio = prefix_ratio(embedding, kept)
-        scaled = logits * ratio.square() if self.how == "logits" else ratio.exp() * (logits - self.bias_) + self.bias_
+        of_logits = self.scaled == "logits"
+        scaled = logits * ratio.square() if of_logits else ratio.exp() * (logits - self.bias_) + self.bias_
         return torch.where(moved.isnan(), torch.nan, energy(scaled))
 
     def _moved(self, embedding: Tensor, after: Tensor) -> Tensor:
-        """How far the step moves the largest activations, and how large those after it are."""
+        """How far the step moves the largest activations, plus how large they are afterwards."""
         width = embedding.shape[1]
-        # the same number whatever the floats: where it stands among others must not hang on rounding
+        # in float64, because the rank of the result must not depend on rounding
         embedding, after = embedding.double(), after.double()
         order = embedding.topk(max(1, width // 20), dim=1).indices
         few = order[:, : max(1, width // 100)]
@@ -112,4 +108,4 @@ class AdaScale(Detector):
 
     def _step(self) -> Step:
         name = write_call("adascale", {"epsilon": self.epsilon, "share": self.share})
-        return Step(name, Remoteness("logits"), self.epsilon, keep="embedding", share=self.share)
+        return Step(name, NegativeMaximum("logits"), self.epsilon, keep="embedding", share=self.share)

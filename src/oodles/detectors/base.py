@@ -1,38 +1,74 @@
-"""``Detector``: the ceremony every method shares, so that a method writes only its mathematics."""
+"""``Detector``: what every method shares, so that a method writes only its mathematics."""
 
 import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from oodles.calls import write_call
 from oodles.detectors.statistics import Statistic
-from oodles.errors import ArgumentError, FileError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, NotFittedError, ShapeError
 from oodles.features import Features, Head
-from oodles.files import member, read_record, write_record, write_tensors
-from oodles.perturbation import Step
 
-KIND = "detector"
-SCHEMA = 1
-RECORD = "detector.json"
+INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
 Statistics = dict[str, Any]
 
 
-class Described(nn.Module):
-    """A module that knows the arguments it was made with: constructors take keywords and store them as given."""
+class Learned(nn.Module):
+    """A module with learned buffers: every annotation ``name_: Tensor`` declares one, which is None until learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in reversed(type(self).__mro__):
+            for name in inspect.get_annotations(kind):
+                if name.endswith("_") and not name.startswith("_"):
+                    self.register_buffer(name, None)
+
+    @override
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        for name, buffer in self._buffers.items():
+            if buffer is None and prefix + name in state_dict:
+                self._buffers[name] = torch.empty_like(state_dict[prefix + name])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Described(Learned):
+    """A module that knows its constructor's arguments: constructors take keywords and store them as given.
+
+    ``name`` is what the registry calls the class in text; it is not inherited.
+    """
+
+    name: ClassVar[str] = ""
+
+    @classmethod
+    def text_name(cls) -> str:
+        """The name of the class in text: the one it is registered under, else ``package.module:Class``."""
+        return cls.__dict__.get("name") or f"{cls.__module__}:{cls.__qualname__}"
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments, in its order."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
+    @property
+    def spec(self) -> str:
+        """The object in one line that :func:`oodles.parse` reads: its name, and arguments that are not defaults."""
+        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
+        changed = {name: value for name, value in self.text_arguments().items() if value != defaults[name]}
+        return write_call(self.text_name(), changed)
+
+    def text_arguments(self) -> dict[str, Any]:
+        """The arguments as they are written in text."""
+        return self.arguments()
+
     def extra_repr(self) -> str:
-        """The arguments that say something, as written in a call."""
-        shown = {name: value for name, value in self.arguments().items() if value is not None and value != ()}
+        """The arguments that are set, as written in a call."""
+        given = self.arguments().items()
+        shown = {name: value for name, value in given if value is not None and (not isinstance(value, tuple) or value)}
         return ", ".join(f"{name}={getattr(value, '__name__', value)!s}" for name, value in shown.items())
 
     def __repr__(self) -> str:
@@ -42,190 +78,107 @@ class Described(nn.Module):
 class Detector(Described):
     """Ranks inputs by how in-distribution they look: ``fit`` on ID features, then ``score``.
 
-    What a detector learns are buffers whose names end in ``_``, so ``.to()`` and ``state_dict`` work
-    as on any module. ``fit`` folds over batches; ``partial_fit``, ``merge`` and ``finish`` are the same
-    fold in pieces, for data that arrives in parts or is seen by many processes.
+    What a detector learns are buffers, declared as annotations whose names end in ``_`` (``mean_: Tensor``), so
+    ``.to()`` and ``state_dict`` work as on any module. ``fit`` is a fold over batches; ``partial_fit``, ``merge`` and
+    ``finish`` run the same fold in pieces, for data that arrives in parts or is spread over processes.
 
-    A method says what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``,
-    ``head``, ``layer.<name>``) and writes :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`.
-
-    One that needs more of the network than embeddings says so, and whoever has the network runs it: ``layers``
-    are the inner modules to keep, :meth:`steps` the input steps it scores after. What is left to choose with the
-    network at hand (``tuned`` is False) is decided by :func:`oodles.tune` from the :meth:`trials` on held-out images,
-    and on adversarial copies of them where the method ``learns_against`` such; it fills the buffers ``tunes``.
-    ``remarks`` say what a fit left out, if anything. ``shares`` is for those whose statistics are of the embeddings
-    and of nothing else, by the same names.
+    A method declares what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``, ``head``,
+    ``layer.<name>``) and implements :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`. One that needs
+    inner layers or input gradients is a :class:`~oodles.detectors.NetworkDetector`.
     """
 
     learns_from: tuple[str, ...] = ()
-    scores_from: tuple[str, ...] = ("embedding", "logits")
-    layers: tuple[str, ...] = ()
-    learns_against = False
-    tunes: tuple[str, ...] = ()
-    shares = False
-    remarks: tuple[str, ...] = ()
+    scores_from: tuple[str, ...] = INPUTS
     shape_: Tensor | None
+    # True if all statistics are of the embedding alone and may be shared with other detectors under their names
+    _shares_statistics = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("shape_", None)
         self._statistics: Statistics | None = None
         self._head: Head | None = None
         self._seen = (0, 0)
-        self._ended = False
 
-    # What a method writes ---------------------------------------------------------------------
+    # The four hooks that a method implements ----------------------------------------------------
 
     def begin(self) -> dict[str, Statistic]:
-        """Fresh, empty statistics."""
+        """Return empty statistics."""
         return {}
 
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch to the statistics."""
+        """Add one batch to the statistics; by default its embeddings to each of them."""
+        for statistic in statistics.values():
+            statistic.add(batch.embedding)
 
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Turn the statistics into buffers."""
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        """Compute the buffers from the statistics; ``head`` is only there if ``learns_from`` contains it."""
 
     @abstractmethod
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """Scores ``(n,)`` from ``(n, m)`` and ``(n, C)``; one not in ``scores_from`` may be ``(n, 0)``.
+        """Scores ``(n,)`` from ``(n, m)`` and ``(n, C)``; an input that is not in ``scores_from`` may be ``(n, 0)``.
 
         ``others`` are the further columns of ``scores_from``, in its order.
         """
 
-    @property
-    def spec(self) -> str:
-        """The detector in one line that :func:`oodles.parse` reads back: its name and what is not a default."""
-        usual = {name: given.default for name, given in inspect.signature(type(self)).parameters.items()}
-        given = {name: value for name, value in self.arguments().items() if value != usual[name]}
-        return write_call(type(self).__name__.lower(), given)
-
-    def steps(self) -> tuple[Step, ...]:
-        """The input steps scores are made after, as far as they are known."""
-        return ()
-
-    def trials(self) -> tuple[Step, ...]:
-        """The input steps whose outcome on held-out images :meth:`tune` wants to see."""
-        return ()
-
-    def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
-        """Decide what could not be learned from embeddings."""
-
-    @property
-    def tuned(self) -> bool:
-        """Whether nothing is left for :func:`oodles.tune`."""
-        return True
-
     # Fitting ----------------------------------------------------------------------------------
 
     def fit(self, features: Features) -> Self:
-        """Learn from ID training features, forgetting whatever was learned before."""
+        """Learn from ID training features; anything learned before is discarded."""
         fit_together([self], features)
         return self
 
     def partial_fit(self, batch: Features) -> Self:
-        """Add one batch; :meth:`finish` ends the fold."""
-        if self._ended:
-            raise ArgumentError(
-                f"{self} was fitted in one go and kept nothing to add to; begin a new one with partial_fit"
-            )
+        """Add one batch; :meth:`finish` completes the fit."""
+        self._require_open()
         self.observe(batch, self._receive(batch, None))
         return self
 
-    def _receive(self, batch: Features, shared: Statistics | None) -> Statistics:
-        """Check that a batch fits those before it; gives the statistics it goes into, begun from shared ones if any."""
-        self._require(batch, self.learns_from, "learns from")
-        if self._statistics is None:
-            begun = self.begin()
-            if shared is not None:
-                begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
-            self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
-        self._check_alike(batch.head, (batch.width, batch.classes), batch)
-        return self._statistics
-
     def merge(self, other: "Detector") -> Self:
-        """Take in what another detector of the same kind has observed; :meth:`finish` ends the fold."""
-        if repr(other) != repr(self):
-            raise ArgumentError(f"{self} cannot merge {other}: they are not the same detector")
+        """Add everything that another detector of the same kind has observed; :meth:`finish` completes the fit."""
+        if describe(other) != describe(self):
+            raise ArgumentError(f"{self} cannot merge {other}: type and arguments must be the same")
+        self._require_open()
         if other._statistics is None:
-            raise NotFittedError(f"{other} has observed nothing to merge; call .partial_fit(batch) on it first")
+            raise NotFittedError(f"{other} has no statistics to merge; call .partial_fit(batch) on it, not .fit")
         if self._statistics is None:
             self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
-        self._check_alike(other._head, other._seen, other)
+        self._check_same_model(other._head, other._seen, other)
         for name, statistic in self._statistics.items():
             statistic.merge(other._statistics[name])
         return self
 
     def finish(self) -> Self:
-        """End the fold: turn what was observed into what scores need."""
+        """Compute what scoring needs from everything observed so far."""
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
         self.shape_ = None
-        self.learn(self._statistics, self._head)
+        self.learn(self._statistics, cast(Head, self._head))
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)
         return self
 
     @property
     def fitted(self) -> bool:
-        """Whether there is nothing left to learn."""
-        return self.tuned and (not self.learns_from or self.shape_ is not None)
+        """Whether the detector can score."""
+        return not self.learns_from or self.shape_ is not None
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """The columns it scores from beside embedding and logits."""
-        return tuple(column for column in self.scores_from if column not in INPUTS)
+    def _require_open(self) -> None:
+        """One that was fitted in one go, or loaded, kept no statistics: adding to it would start from nothing."""
+        if self._statistics is None and self.shape_ is not None:
+            raise ArgumentError(f"{self} is fitted and kept no statistics to add to; use a new one with partial_fit")
 
-    # Scoring ----------------------------------------------------------------------------------
+    def _receive(self, batch: Features, shared: Statistics | None) -> Statistics:
+        """Check that a batch matches the earlier ones, and return the statistics it is to be added to."""
+        _require_columns(self, batch, self.learns_from, "learns from")
+        if self._statistics is None:
+            begun = self.begin()
+            if shared is not None:
+                begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
+            self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
+        self._check_same_model(batch.head, (batch.width, batch.classes), batch)
+        return self._statistics
 
-    def score(self, features: Features) -> Tensor:
-        """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is."""
-        self.require_fitted()
-        self._require(features, self.scores_from, "scores from")
-        self._check_shape(features)
-        floating = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
-        with torch.no_grad():
-            parts = []
-            for batch in features.batches():
-                columns = [batch.column(name) if name in self.scores_from else None for name in INPUTS]
-                columns += [batch.column(name) for name in self.extras]
-                first = next(column for column in columns if column is not None)
-                like = floating if floating is not None else first.new_empty(0, dtype=_score_dtype(first))
-                nothing = like.new_empty(len(batch), 0)
-                parts.append(self(*(nothing if column is None else column.to(like) for column in columns)).cpu())
-        return torch.cat(parts)
-
-    @property
-    def needs_network(self) -> bool:
-        """Whether plain features are not enough: inner layers, input steps, or something left to tune."""
-        return bool(self.layers or self.steps() or not self.tuned)
-
-    @property
-    def needs_head(self) -> bool:
-        """Whether there must be a last linear layer to look at."""
-        return bool({"embedding", "head"} & {*self.learns_from, *self.scores_from})
-
-    def require_fitted(self) -> None:
-        """Raise unless there is nothing left to learn."""
-        if self.fitted:
-            return
-        remedy = "call .fit(features) first"
-        if not self.tuned and (not self.learns_from or self.shape_ is not None):
-            remedy = "call oodles.tune([detector], model, held_out_loader) first"
-        raise NotFittedError(f"{self} has not been fitted; {remedy}")
-
-    def _check_shape(self, features: Features) -> None:
-        if self.shape_ is None:
-            return
-        width, classes = self.shape_.tolist()
-        for name, want, got in (("embedding", width, features.width), ("logits", classes, features.classes)):
-            if name in self.scores_from and want != got:
-                noun = "embeddings" if name == "embedding" else "logits"
-                raise ShapeError(
-                    f"{self} was fitted on {noun} of width {want}, got {got}; are both from the same model?"
-                )
-
-    def _check_alike(self, head: Head | None, seen: tuple[int, int], what: object) -> None:
+    def _check_same_model(self, head: Head | None, seen: tuple[int, int], what: object) -> None:
         if not self.learns_from:
             return
         if seen != self._seen:
@@ -235,76 +188,96 @@ class Detector(Described):
         if not head.same_as(self._head):
             raise ShapeError(f"{self} has observed features of another head; are all of them from the same model?")
 
-    def _require(self, features: Features, columns: tuple[str, ...], verb: str) -> None:
-        missing = [column for column in columns if not features.holds(column)]
-        if missing:
-            raise ShapeError(
-                f"{self} {verb} the {missing[0]}, which {features} does not hold; extract it from the model"
-            )
+    # Scoring ----------------------------------------------------------------------------------
 
-    # On disk ------------------------------------------------------------------------------------
+    def score(self, features: Features) -> Tensor:
+        """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is."""
+        check_fitted(self)
+        _require_columns(self, features, self.scores_from, "scores from")
+        _check_widths(self, features)
+        buffer = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
+        scores = []
+        with torch.no_grad():
+            for batch in features.batches():
+                names = (*INPUTS, *extra_columns(self))
+                columns = [batch.column(name) if name in self.scores_from else None for name in names]
+                first = next(column for column in columns if column is not None)
+                wide = torch.float64 if first.dtype == torch.float64 else torch.float32
+                like = first.new_empty(0, dtype=wide) if buffer is None else buffer
+                empty = like.new_empty(len(batch), 0)
+                scores.append(self(*(empty if column is None else column.to(like) for column in columns)).cpu())
+        return torch.cat(scores)
 
-    def save(self, path: str | Path) -> None:
-        """Write the fitted detector to the folder ``path``: safetensors and JSON, never pickle."""
-        save_detector(self, Path(path))
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        adopt_buffers(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-INPUTS = ("embedding", "logits")
+    def _remedy(self) -> str:
+        return "call .fit(features) first"
 
 
 def fit_together(detectors: Sequence[Detector], features: Features) -> None:
     """Fit several detectors in one pass over the features, which may be larger than memory.
 
-    Those that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
+    Detectors that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
     """
     for detector in detectors:
-        detector._statistics, detector._ended = None, False
+        detector._statistics = None
     learners = [detector for detector in detectors if detector.learns_from]
     shared: Statistics = {}
-    for batch in features.batches() if learners else ():
-        for detector in learners:
-            if detector.shares:
-                detector._receive(batch, shared)
-            else:
-                detector.partial_fit(batch)
-        for statistic in shared.values():
-            statistic.add(batch.embedding)
-    for detector in learners:
-        detector.finish()
-        # what a percentile is taken of can be large, so the fold is over for good
-        detector._statistics, detector._ended = None, True
-
-
-def save_detector(detector: Detector, folder: Path) -> None:
-    """Write ``detector.json`` and the tensors it points at; replacing an older one is one atomic step."""
-    if not detector.fitted:
-        raise NotFittedError(f"{detector} has not been fitted, so there is nothing to save")
-    state = detector.state_dict()
-    before = _tensor_file(folder)
-    entry = write_tensors(folder, "detector", state)
-    record = {"kind": KIND, "schema": SCHEMA, "spec": detector.spec, "tensors": entry}
-    write_record(folder / RECORD, record)
-    if before is not None and before.name != entry["file"]:
-        before.unlink(missing_ok=True)
-
-
-def adopt_buffers(module: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> None:
-    """Give a module's unlearned buffers the shapes found in ``state``, so that loading can fill them."""
-    for name, buffer in module._buffers.items():
-        if buffer is None and prefix + name in state:
-            module._buffers[name] = torch.empty_like(state[prefix + name])
-
-
-def _tensor_file(folder: Path) -> Path | None:
     try:
-        return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
-    except FileError:
-        return None
+        for batch in features.batches() if learners else ():
+            for detector in learners:
+                statistics = detector._receive(batch, shared if detector._shares_statistics else None)
+                if not detector._shares_statistics:
+                    detector.observe(batch, statistics)
+            for statistic in shared.values():
+                statistic.add(batch.embedding)
+        for detector in learners:
+            detector.finish()
+    finally:  # the activations behind a percentile are large, and those of a failed fit must not count later
+        for detector in learners:
+            detector._statistics = None
 
 
-def _score_dtype(column: Tensor) -> torch.dtype:
-    return torch.float64 if column.dtype == torch.float64 else torch.float32
+def extra_columns(detector: Detector) -> tuple[str, ...]:
+    """The columns a detector scores from besides embedding and logits."""
+    return tuple(column for column in detector.scores_from if column not in INPUTS)
+
+
+def check_fitted(detector: Detector) -> None:
+    """Raise unless the detector can score."""
+    if not detector.fitted:
+        raise NotFittedError(f"{detector} has not been fitted; {detector._remedy()}")
+
+
+def class_key(kind: type) -> str:
+    """The name of a class in files: its own name for one of ours, ``package.module:Class`` for a user's."""
+    ours = kind.__module__.partition(".")[0] == "oodles"
+    return kind.__name__ if ours else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def describe(value: Any) -> Any:
+    """Class and every argument, recursively: what two equal detectors have in common, and what a saved one records."""
+    if isinstance(value, Described):
+        arguments = {name: describe(argument) for name, argument in value.arguments().items()}
+        return {"class": class_key(type(value)), "arguments": arguments}
+    if isinstance(value, list | tuple):
+        return [describe(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _check_widths(detector: Detector, features: Features) -> None:
+    if detector.shape_ is None:
+        return
+    width, classes = detector.shape_.tolist()
+    for name, want, got in (("embedding", width, features.width), ("logits", classes, features.classes)):
+        if name in detector.scores_from and want != got:
+            noun = "embeddings" if name == "embedding" else "logits"
+            raise ShapeError(
+                f"{detector} was fitted on {noun} of width {want}, got {got}; are both from the same model?"
+            )
+
+
+def _require_columns(detector: Detector, features: Features, columns: tuple[str, ...], verb: str) -> None:
+    missing = [column for column in columns if not features.holds(column)]
+    if missing:
+        raise ShapeError(
+            f"{detector} {verb} the {missing[0]}, which {features} does not have; extract it from the model"
+        )

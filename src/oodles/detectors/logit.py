@@ -1,206 +1,336 @@
-"""Logit detectors: shape the embedding, sparsify the head, score the logits; any three go together."""
+"""Logit detectors: shape the embedding, sparsify the head, score the logits, in any combination.
+
+Every statistic that a stage learns is of the raw ID embeddings, whatever precedes it in the chain: one pass is enough,
+and DICE's mask comes from the unclipped mean, as in its authors' code.
+"""
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
-from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.stages import (
-    Clip,
-    LogitScale,
-    Scale,
-    Score,
-    ScoreFunction,
-    Shape,
-    Sparsifier,
-    Stage,
-    TopContribution,
-)
+from oodles.calls import write_call
+from oodles.detectors.base import Described, Detector, Statistics, describe
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
-from oodles.features import Features, Head
-from oodles.functional import energy, entropy, max_logit, msp
+from oodles.features import Head
+from oodles.functional import doctor, energy, entropy, gen, max_logit, msp
+
+ScoreFunction = Callable[..., Tensor]
+SCORES: dict[ScoreFunction, str] = {}  # of the registered score functions, in text and in files
+
+
+class Score(Described):
+    """The last stage: a function of the logits, with its parameters fixed."""
+
+    def __init__(self, function: ScoreFunction) -> None:
+        super().__init__()
+        whole = function if isinstance(function, partial) else partial(function)
+        if whole.args:
+            raise ArgumentError(f"pass the parameters of {whole.func.__name__} by keyword")
+        self.function = whole.func
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        self.defaults = {parameter.name: parameter.default for parameter in parameters}
+        unknown = [name for name in whole.keywords if name not in self.defaults]
+        if unknown:
+            raise ArgumentError(f"the score {self.name_of_function()} has no parameter {unknown[0]!r}")
+        self.settings: dict[str, Any] = self.defaults | whole.keywords
+        temperature = self.settings.get("temperature", 1.0)
+        if not temperature > 0:
+            raise ArgumentError(f"temperature={temperature} must be positive")
+
+    @override
+    def arguments(self) -> dict[str, Any]:
+        return {"function": self.function, **self.settings}
+
+    @property
+    @override
+    def spec(self) -> str:
+        return write_call(self.name_of_function(), self._changed(), "temperature")
+
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={value}" for name, value in self._changed().items())
+        return f"partial({self.name_of_function()}{given})" if given else self.name_of_function()
+
+    def name_of_function(self) -> str:
+        """The name the function is registered under, else where it comes from."""
+        path = f"{self.function.__module__}:{getattr(self.function, '__qualname__', self.function)}"
+        return SCORES.get(self.function, path)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Scores ``(n,)`` of logits ``(n, C)``."""
+        return self.function(logits, **self.settings)
+
+    def _changed(self) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if value != self.defaults.get(name)}
 
 
 class LogitDetector(Detector):
     """``score(sparsify(head)(shape(embedding)))``.
 
-    ``shape`` is none, one or several :class:`Shape` applied in order; ``sparsify`` a
-    :class:`Sparsifier` or None for the dense head; ``score`` a function of logits such as
-    :func:`oodles.functional.energy`, with parameters fixed by ``functools.partial`` where it has any.
+    ``shape`` is nothing, one :class:`Shape` or a sequence of them applied in order; ``sparsify`` is a
+    :class:`Sparsifier`, or None for the dense head; ``score`` is a function of logits such as
+    :func:`oodles.functional.energy`, with its parameters fixed by ``functools.partial``. A shape or a sparsifier is
+    itself such a detector, with nothing else in its chain: ``ReAct(percentile=90)`` alone scores with the energy of
+    clipped activations, and ``DICE(p=0.7, shape=ReAct(percentile=90))`` has both stages.
     """
 
-    shares = True
+    _shares_statistics = True
     weight_: Tensor
     bias_: Tensor
 
     def __init__(
-        self,
-        *,
-        shape: Shape | Sequence[Shape] = (),
-        sparsify: Sparsifier | None = None,
-        score: ScoreFunction = energy,
+        self, *, shape: "Shapes" = (), sparsify: "Sparsifier | None" = None, score: ScoreFunction = energy
     ) -> None:
         super().__init__()
-        given = shape if isinstance(shape, Sequence) else (shape,)
-        # copies: a shape that two detectors shared would learn from both
-        shapes = tuple(copy.deepcopy(part) for part in given)
-        strange = next((part for part in shapes if not isinstance(part, Shape)), None)
-        if strange is not None:
-            raise ArgumentError(f"shape={strange!r} is no Shape; give Clip(...) or a list of shapes")
-        if sparsify is not None and not isinstance(sparsify, Sparsifier):
-            raise ArgumentError(f"sparsify={sparsify!r} is no Sparsifier; give e.g. TopContribution(p=0.9)")
-        self.shapes = nn.ModuleList(shapes)
-        self.sparsify = sparsify
+        shapes = shape if isinstance(shape, Sequence) else (shape,)
+        self.shapes = nn.ModuleList(_stage("shape", part, Shape) for part in shapes)
+        self.sparsify = None if sparsify is None else _stage("sparsify", sparsify, Sparsifier)
         self.scoring = Score(score)
-        self.register_buffer("weight_", None)
-        self.register_buffer("bias_", None)
-        # with nothing before the score the network's own logits are the answer, bit for bit
-        self.dense = not shapes and (sparsify is None or sparsify.p == 0)
-        self.learns_from = () if self.dense else ("embedding", "head")
-        self.scores_from = ("logits",) if self.dense else ("embedding",)
 
+    @property
+    def dense(self) -> bool:
+        """Whether nothing precedes the score, so that the network's own logits are scored, bit for bit."""
+        sparsifier = self.sparsifier()
+        return not self.shape_stages() and (sparsifier is None or sparsifier.p == 0)
+
+    @property
+    @override
+    def learns_from(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.dense else ("embedding", "head")
+
+    @property
+    @override
+    def scores_from(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("logits",) if self.dense else ("embedding",)
+
+    def shape_stages(self) -> "tuple[Shape, ...]":
+        """The shapes, in the order they are applied."""
+        return tuple(shape for shape in self.shapes if isinstance(shape, Shape))
+
+    def sparsifier(self) -> "Sparsifier | None":
+        """The sparsifier, if there is one."""
+        return self.sparsify
+
+    @override
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments; ``shape`` and ``score`` live under other names, ``score`` being a method."""
-        kept = {"shape": self._shapes(), "score": self.scoring}
+        # `score` is a method, so the argument of that name is kept under another
+        kept = {"shape": tuple(self.shapes), "score": self.scoring}
         return {
             name: kept[name] if name in kept else getattr(self, name)
             for name in inspect.signature(type(self)).parameters
         }
 
     @property
+    @override
     def spec(self) -> str:
-        """The stages joined by ``+``, e.g. ``react(90)+dice(0.7)+energy``."""
-        stages: tuple[Stage | Score, ...] = (*self._stages(), self.scoring)
-        return "+".join(stage.spec for stage in stages)
+        return "+".join([*(stage.stage_spec for stage in self._stages()), self.scoring.spec])
 
+    @override
     def begin(self) -> dict[str, Statistic]:
-        """The embedding statistics its stages ask for, each once."""
-        return {name: EMBEDDING_STATISTICS[name]() for stage in self._stages() for name in stage.learns}
+        return {name: EMBEDDING_STATISTICS[name]() for stage in self._stages() for name in stage.needs}
 
-    def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch of embeddings."""
-        for statistic in statistics.values():
-            statistic.add(batch.embedding)
-
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Fix the shapes and mask the head."""
-        if self.dense or head is None:
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        if self.dense:
             return
-        for shape in self._shapes():
-            shape.learn(statistics)
-        weight = head.weight
-        if self.sparsify is not None:
+        for shape in self.shape_stages():
+            shape.learn_shape(statistics)
+        weight, sparsifier = head.weight, self.sparsifier()
+        if sparsifier is not None:
             mean = statistics["mean"].value().to(weight.device) if "mean" in statistics else weight.new_empty(0)
-            weight = weight * self.sparsify.mask(weight, mean).to(weight.device)
+            weight = weight * sparsifier.mask(weight, mean).to(weight.device)
         self.weight_ = weight.clone()
-        self.bias_ = torch.zeros_like(weight[:, 0]) if head.bias is None else head.bias.clone()
+        self.bias_ = head.full_bias().clone()
 
+    @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """One matrix product, whatever the stages."""
-        if not self.dense:
-            factors = []
-            for shape in self.shapes:
-                if isinstance(shape, LogitScale):
-                    factors.append(shape.factor(embedding))
-                embedding = shape(embedding)
-            logits = F.linear(embedding, self.weight_, self.bias_)
-            for factor in factors:
-                logits = logits * factor
-        scores: Tensor = self.scoring(logits)
+        scores: Tensor = self.scoring(self.shaped_logits(embedding, logits))
         return scores
+
+    def shaped_logits(self, embedding: Tensor, logits: Tensor) -> Tensor:
+        """The logits of the shaped embedding under the sparsified head: one matrix product, whatever the stages."""
+        if self.dense:
+            return logits
+        factors = []
+        for shape in self.shape_stages():
+            factors.append(shape.logit_factor(embedding))
+            embedding = shape.transform(embedding)
+        logits = F.linear(embedding, self.weight_, self.bias_)
+        for factor in factors:
+            logits = logits if factor is None else logits * factor
+        return logits
 
     def with_p(self, p: float) -> "LogitDetector":
         """The same detector, not fitted, with another sparsity."""
-        if self.sparsify is None:
+        sparsifier = self.sparsifier()
+        if sparsifier is None:
             raise ArgumentError(f"{self} has no sparsifier, so no p to choose")
-        sparsify = type(self.sparsify)(**{**self.sparsify.arguments(), "p": p})
+        arguments = {**sparsifier.arguments(), "shape": (), "score": energy, "p": p}
         score = partial(self.scoring.function, **self.scoring.settings)
-        return LogitDetector(shape=self._shapes(), sparsify=sparsify, score=score)
+        return LogitDetector(shape=self.shape_stages(), sparsify=type(sparsifier)(**arguments), score=score)
 
-    def _stages(self) -> tuple[Stage, ...]:
-        return (*self._shapes(), self.sparsify) if self.sparsify is not None else self._shapes()
-
-    def _shapes(self) -> tuple[Shape, ...]:
-        return tuple(shape for shape in self.shapes if isinstance(shape, Shape))
+    def _stages(self) -> "tuple[Stage, ...]":
+        sparsifier = self.sparsifier()
+        return self.shape_stages() if sparsifier is None else (*self.shape_stages(), sparsifier)
 
 
-class MSP(LogitDetector):
-    """Largest softmax probability, as a logarithm (Hendrycks & Gimpel, ICLR 2017)."""
+CHAIN = ("shape", "score")  # arguments of a stage that concern the rest of its chain
+
+
+class Stage(LogitDetector):
+    """One stage of a chain, which is a detector by itself; ``needs`` names the embedding statistics it learns from."""
+
+    needs: tuple[str, ...] = ()
+
+    @override
+    def arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in super().arguments().items() if not (self._in_chain() and name in CHAIN)}
+
+    def _in_chain(self) -> bool:
+        """Inside a chain a stage has no head, shape or score of its own."""
+        return "weight_" not in self._buffers
+
+    @property
+    def stage_spec(self) -> str:
+        """The stage in text, without the rest of its chain: ``react(90)``."""
+        parameters = inspect.signature(type(self)).parameters
+        first = next(iter(parameters))
+        given = {
+            name: value
+            for name, value in self.arguments().items()
+            if name not in CHAIN and value is not None and (name == first or value != parameters[name].default)
+        }
+        return write_call(self.text_name(), given, first)
+
+
+class Shape(Stage):
+    """A map from embedding to embedding, ``(n, m) -> (n, m)``; alone, a detector with that one shape."""
+
+    def __init__(self, score: ScoreFunction = energy) -> None:
+        super().__init__(score=score)
+
+    @override
+    def shape_stages(self) -> "tuple[Shape, ...]":
+        return (self,)
+
+    def learn_shape(self, statistics: Mapping[str, Any]) -> None:
+        """Compute the shape's buffers from the statistics; most shapes have none."""
+
+    def transform(self, embedding: Tensor) -> Tensor:
+        """The shaped embedding."""
+        raise NotImplementedError
+
+    def logit_factor(self, embedding: Tensor) -> Tensor | None:
+        """What the logits are multiplied by, ``(n, 1)``, or None."""
+        return None
+
+
+Shapes: TypeAlias = Shape | Sequence[Shape]
+
+
+class Sparsifier(Stage):
+    """A map from head to head that keeps some weights; ``p`` is the fraction dropped. ``shape`` may precede it."""
+
+    def __init__(self, *, p: float = 0.9, shape: Shapes = (), score: ScoreFunction = energy) -> None:
+        super().__init__(shape=shape, score=score)
+        if not 0 <= p < 1:
+            raise ArgumentError(f"p={p} must lie in [0, 1); p is a fraction: 0.9, not 90")
+        self.p = p
+
+    @override
+    def sparsifier(self) -> "Sparsifier | None":
+        return self
+
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        """True where a weight of ``(C, m)`` is kept, given the mean ID embedding ``(m,)``."""
+        raise NotImplementedError
+
+
+class ScoreDetector(LogitDetector):
+    """A score alone: a function of the network's own logits, ``function``."""
+
+    function: ClassVar[ScoreFunction]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(score=partial(type(self).function, **settings))
+
+    @override
+    def arguments(self) -> dict[str, Any]:
+        return {name: self.scoring.settings[name] for name in inspect.signature(type(self)).parameters}
+
+
+class MSP(ScoreDetector):
+    """Maximum softmax probability, as a logarithm (Hendrycks & Gimpel, ICLR 2017)."""
+
+    function = staticmethod(msp)
 
     def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(score=partial(msp, temperature=temperature))
-        self.temperature = temperature
+        super().__init__(temperature=temperature)
 
 
-class MaxLogit(LogitDetector):
+class MaxLogit(ScoreDetector):
     """Largest logit (Hendrycks et al., ICML 2022)."""
 
+    function = staticmethod(max_logit)
+
     def __init__(self) -> None:
-        super().__init__(score=max_logit)
+        super().__init__()
 
 
-class Energy(LogitDetector):
+class Energy(ScoreDetector):
     """Negative free energy of the logits (Liu et al., NeurIPS 2020)."""
 
+    function = staticmethod(energy)
+
     def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(score=partial(energy, temperature=temperature))
-        self.temperature = temperature
+        super().__init__(temperature=temperature)
 
 
-class Entropy(LogitDetector):
+class Entropy(ScoreDetector):
     """Negative entropy of the softmax."""
 
+    function = staticmethod(entropy)
+
     def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(score=partial(entropy, temperature=temperature))
-        self.temperature = temperature
+        super().__init__(temperature=temperature)
 
 
-class ReAct(LogitDetector):
-    """Activations clipped at a percentile of ID activations, then energy (Sun, Guo & Li, NeurIPS 2021)."""
+class GEN(ScoreDetector):
+    """Negative generalised entropy of the largest softmax probabilities (Liu et al., CVPR 2023)."""
 
-    def __init__(
-        self,
-        *,
-        percentile: float | None = None,
-        threshold: float | None = None,
-        score: ScoreFunction = energy,
-    ) -> None:
-        clip = Clip(percentile=percentile, threshold=threshold)
-        super().__init__(shape=clip, score=score)
-        self.percentile = clip.percentile
-        self.threshold = clip.threshold
+    function = staticmethod(gen)
+
+    def __init__(self, *, gamma: float = 0.1, top: int = 100) -> None:
+        super().__init__(gamma=gamma, top=top)
 
 
-class Trio(LogitDetector):
-    """Clip, scale, sparsify, then energy: ReAct, SCALE and DICE at mild settings, which together beat each alone.
+class DOCTOR(ScoreDetector):
+    """Logarithm of the probability that two draws from the softmax agree (Granese et al., NeurIPS 2021)."""
 
-    Activations are cut off at a percentile of ID activations, each input is scaled by the ratio of its sum to that of
-    its largest activations, and the weights that contribute least are dropped.
-    """
+    function = staticmethod(doctor)
 
-    def __init__(self, *, percentile: float = 97, scale: float = 65, p: float = 0.05) -> None:
-        super().__init__(
-            shape=[Clip(percentile=percentile), Scale(percentile=scale)], sparsify=TopContribution(p=p), score=energy
-        )
-        self.percentile = percentile
-        self.scale = scale
-        self.p = p
+    def __init__(self, *, temperature: float = 1.0) -> None:
+        super().__init__(temperature=temperature)
 
 
-class DICE(LogitDetector):
-    """Only the weights that contribute most on ID data, then energy (Sun & Li, ECCV 2022).
+Kind = TypeVar("Kind", bound=Stage)
 
-    ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet.
-    With ``shape=Clip(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP.
-    """
 
-    def __init__(self, *, p: float = 0.9, shape: Shape | Sequence[Shape] = (), score: ScoreFunction = energy) -> None:
-        super().__init__(shape=shape, sparsify=TopContribution(p=p), score=score)
-        self.p = p
+def _stage(argument: str, given: object, kind: type[Kind]) -> Kind:
+    """A copy of a stage for use in a chain, where it has no head of its own."""
+    if not isinstance(given, kind):
+        examples = {"shape": "ReAct(percentile=90) or a list of shapes", "sparsify": "DICE(p=0.9)"}
+        raise ArgumentError(f"{argument}={given!r} is not a {kind.__name__}; give e.g. {examples[argument]}")
+    if given.shapes or describe(given.scoring) != describe(Score(energy)):
+        raise ArgumentError(f"{argument}={given!r} has a shape or a score of its own; give those to the whole chain")
+    stage = copy.deepcopy(given)  # a stage shared by two detectors would learn from both
+    for name in ("weight_", "bias_", "shape_"):
+        if name in stage._buffers:
+            delattr(stage, name)
+    return stage

@@ -1,4 +1,4 @@
-"""What a fold over batches keeps: statistics that add up, and add up across processes."""
+"""Statistics that are updated batch by batch and can be merged across processes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +11,10 @@ from oodles.functional import Quantiles
 
 
 class Statistic(Protocol):
-    """Takes in batches one by one; two of them merge into what one would have seen."""
+    """Updated batch by batch; two of them merge into what one would have computed from all batches."""
 
     def merge(self, other: Self) -> None:
-        """Take in everything the other has seen, leaving it as it was."""
+        """Add everything the other has seen, leaving it as it was."""
 
 
 class Mean:
@@ -46,7 +46,7 @@ class Mean:
 
 
 class Moments:
-    """Mean and covariance of the columns, in float64, centred as they stream (Chan's update).
+    """Mean and covariance of the columns, in float64, by Chan's update.
 
     >>> part = Moments()
     >>> part.add(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
@@ -65,12 +65,12 @@ class Moments:
         rows = values.detach().double().cpu()
         mean = rows.mean(dim=0)
         centred = rows - mean
-        self._take(len(rows), mean, centred.T @ centred)
+        self._combine(len(rows), mean, centred.T @ centred)
 
     def merge(self, other: "Moments") -> None:
         """Add another's rows."""
         if other.count:
-            self._take(other.count, other._mean, other._scatter)
+            self._combine(other.count, other._mean, other._scatter)
 
     def mean(self) -> Tensor:
         """The mean of each column."""
@@ -80,7 +80,7 @@ class Moments:
         """The covariance matrix, divided by the number of rows."""
         return self._scatter / self.count
 
-    def _take(self, count: int, mean: Tensor, scatter: Tensor) -> None:
+    def _combine(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         if self.count == 0:
             self.count, self._mean, self._scatter = count, mean.clone(), scatter.clone()
             return
@@ -92,7 +92,7 @@ class Moments:
 
 
 class ClassMoments:
-    """The mean of each class, and the scatter of all rows about the mean of their own class, in float64.
+    """The mean of each class, and the scatter of all rows around the mean of their class, in float64.
 
     >>> part = ClassMoments()
     >>> part.add(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([0, 0, 1]), 2)
@@ -112,18 +112,18 @@ class ClassMoments:
         sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
         means = sums / counts.clamp(min=1)[:, None]
         centred = rows - means[labels]
-        self._take(counts, means, centred.T @ centred)
+        self._combine(counts, means, centred.T @ centred)
 
     def merge(self, other: "ClassMoments") -> None:
         """Add another's rows."""
         if len(other.counts):
-            self._take(other.counts, other.means, other._scatter)
+            self._combine(other.counts, other.means, other._scatter)
 
     def within(self) -> Tensor:
-        """The covariance all classes share: the scatter about the class means, divided by the number of rows."""
+        """The covariance shared by all classes: the scatter around the class means, divided by the number of rows."""
         return self._scatter / self.counts.sum()
 
-    def _take(self, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
+    def _combine(self, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
         if not len(self.counts):
             self.counts, self.means, self._scatter = counts.clone(), means.clone(), scatter.clone()
             return
@@ -159,15 +159,15 @@ class ClassMeans:
         self.counts, self._sums = self.counts + other.counts, self._sums + other._sums
 
     def values(self) -> Tensor:
-        """The means ``(C, m)``; zeros where a class has no row."""
+        """The means ``(C, m)``; zeros for a class without rows."""
         return self._sums / self.counts.clamp(min=1)[:, None]
 
 
 class RowSample:
-    """At most ``limit`` rows, chosen by their content: the same ones in whatever order and parts they come.
+    """At most ``limit`` rows, chosen by their content: the same ones whatever their order and batches.
 
-    Every row has a key computed from its bits; the rows with the smallest keys are kept, sorted by key. Where part of
-    a row is computed from the rest, its rounding may differ from batch to batch; then ``keys`` are those of the rest.
+    Every row has a key computed from its bits; the rows with the smallest keys are kept, sorted by key. If part of a
+    row is computed from the rest, its rounding may differ from batch to batch; then pass the ``keys`` of the rest.
 
     >>> sample = RowSample(2)
     >>> sample.add(torch.tensor([[1.0], [2.0], [3.0]]))
@@ -181,36 +181,36 @@ class RowSample:
         self._keys: list[Tensor] = []
 
     def add(self, values: Tensor, keys: Tensor | None = None) -> None:
-        """Take in the rows of one batch."""
+        """Add the rows of one batch."""
         rows = values.detach().to("cpu", torch.float32)
         self._rows.append(rows.clone())
         self._keys.append(row_keys(rows) if keys is None else keys)
         if sum(map(len, self._rows)) > 2 * self.limit:
-            self._settle()
+            self._truncate()
 
     def merge(self, other: "RowSample") -> None:
-        """Take in another's rows."""
+        """Add another's rows."""
         self._rows, self._keys = [*self._rows, *other._rows], [*self._keys, *other._keys]
 
     def rows(self) -> Tensor:
         """The sample, ``(limit, m)`` or fewer."""
-        self._settle()
+        self._truncate()
         return self._rows[0]
 
-    def _settle(self) -> None:
+    def _truncate(self) -> None:
         rows, keys = torch.cat(self._rows), torch.cat(self._keys)
         order = torch.argsort(keys, stable=True)[: self.limit]
         self._rows, self._keys = [rows[order]], [keys[order]]
 
 
 def row_keys(values: Tensor) -> Tensor:
-    """A pseudo-random 64-bit number from the bits of each row; sums wrap around, which is what mixes them."""
+    """A pseudo-random 64-bit number from the bits of each row; sums overflow on purpose, which mixes the bits."""
     rows = values.detach().to("cpu", torch.float32)
     generator = torch.Generator().manual_seed(rows.shape[1])
     factors = torch.randint(1 << 61, (rows.shape[1],), generator=generator) * 2 + 1
     keys = torch.zeros(len(rows), dtype=torch.int64)
-    for part, some in zip(rows.split(64, dim=1), factors.split(64), strict=True):  # type: ignore[no-untyped-call]
-        keys += (part.contiguous().view(torch.int32).long() * some).sum(dim=1)
+    for part, factor in zip(rows.split(64, dim=1), factors.split(64), strict=True):  # type: ignore[no-untyped-call]
+        keys += (part.contiguous().view(torch.int32).long() * factor).sum(dim=1)
     keys = (keys ^ (keys >> 31)) * -7046029254386353131
     return keys ^ (keys >> 29)
 

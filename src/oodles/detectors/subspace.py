@@ -1,7 +1,8 @@
-"""Detectors that look at the directions ID embeddings use: ViM, Residual, NECO."""
+"""Detectors based on the principal subspace of ID embeddings: ViM, Residual, NECO."""
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import Moments, RowSample, Statistic, row_keys
@@ -9,16 +10,15 @@ from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
 from oodles.functional import energy, max_logit
 
-SAMPLE = 10_000
-"""Rows over which means of norms are taken: enough for under one per cent."""
+SAMPLE = 10_000  # rows used for means of norms: enough for an error below one percent
 EXPLAINED = 0.9
 
 
 class Residual(Detector):
     """Minus the norm of the part of an embedding outside the principal subspace (Wang et al., CVPR 2022).
 
-    The origin is where the head says nothing, ``-pinv(W) b``; the subspace is spanned by the ``dimension`` largest
-    eigenvectors of the second moment about it: 1,000 from 2,048 units on, 512 from 768 on, else half, unless given.
+    The origin is ``-pinv(W) b``, where all logits are zero; the subspace is spanned by the ``dimension`` leading
+    eigenvectors of the second moment about it: 1,000 of at least 2,048 units, 512 of at least 768, else half.
     """
 
     learns_from: tuple[str, ...] = ("embedding", "head")
@@ -28,32 +28,20 @@ class Residual(Detector):
 
     def __init__(self, *, dimension: int | None = None) -> None:
         super().__init__()
-        if dimension is not None and (not isinstance(dimension, int) or dimension < 1):
-            raise ArgumentError(f"dimension={dimension} must be a whole number, at least 1")
-        self.dimension = dimension
-        self.register_buffer("origin_", None)
-        self.register_buffer("outside_", None)
+        self.dimension = _check_dimension(dimension)
 
+    @override
     def begin(self) -> dict[str, Statistic]:
-        """Mean and covariance."""
         return {"moments": Moments()}
 
-    def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch of embeddings."""
-        statistics["moments"].add(batch.embedding)
-
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Find the directions that ID embeddings use least."""
-        if head is None:
-            return
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
         width = head.width
-        usual = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-        dimension = usual if self.dimension is None else self.dimension
+        default = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+        dimension = default if self.dimension is None else self.dimension
         if not 0 < dimension < width:
-            raise ArgumentError(f"dimension={dimension} leaves nothing outside it in embeddings of width {width}")
-        weight = head.weight.double().cpu()
-        bias = torch.zeros(len(weight), dtype=torch.float64) if head.bias is None else head.bias.double().cpu()
-        origin = -torch.linalg.pinv(weight) @ bias
+            raise ArgumentError(f"dimension={dimension} must be smaller than the width of the embedding, {width}")
+        origin = -torch.linalg.pinv(head.weight.double().cpu()) @ head.full_bias().double().cpu()
         step = statistics["moments"].mean() - origin
         directions = torch.linalg.eigh(statistics["moments"].covariance() + torch.outer(step, step)).eigenvectors
         self.origin_, self.outside_ = origin.float(), directions[:, : width - dimension].float().contiguous()
@@ -63,16 +51,16 @@ class Residual(Detector):
         norm: Tensor = torch.linalg.vector_norm((embedding - self.origin_) @ self.outside_, dim=1)
         return norm
 
+    @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """Minus the residual."""
         return -self.residual(embedding)
 
 
 class ViM(Residual):
-    """Energy less the residual, scaled to the size of the largest logit (Wang et al., CVPR 2022).
+    """Energy minus the residual, scaled to the size of the largest logit (Wang et al., CVPR 2022).
 
-    ``s = energy - alpha |residual|`` with ``alpha`` the mean largest logit over the mean residual of training rows, of
-    which a sample is kept.
+    ``s = energy - alpha |residual|`` with ``alpha`` the mean largest logit over the mean residual, both over a
+    sample of training rows.
     """
 
     learns_from = ("embedding", "logits", "head")
@@ -81,41 +69,40 @@ class ViM(Residual):
 
     def __init__(self, *, dimension: int | None = None) -> None:
         super().__init__(dimension=dimension)
-        self.register_buffer("alpha_", None)
 
+    @override
     def begin(self) -> dict[str, Statistic]:
-        """Moments, and a sample of rows with their largest logits."""
         return {**super().begin(), "rows": RowSample(SAMPLE)}
 
+    @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch."""
-        super().observe(batch, statistics)
+        statistics["moments"].add(batch.embedding)
         largest = max_logit(batch.logits.float())[:, None].to(batch.embedding.device)
         statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1), row_keys(batch.embedding))
 
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Match the two scales."""
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
         super().learn(statistics, head)
         rows = statistics["rows"].rows()
         largest, residual = rows[:, -1].double().mean(), self.residual(rows[:, :-1]).double().mean()
         if not largest > 0 or not residual > 0:
             raise DataError(
-                f"{self} matches the mean largest logit ({largest:.3g}) to the mean residual ({residual:.3g}), and one "
-                "of them is not positive; take Residual, or another dimension"
+                f"{self} scales the mean residual ({residual:.3g}) to the mean largest logit ({largest:.3g}), and one "
+                "of them is not positive; use Residual, or another dimension"
             )
         self.alpha_ = (largest / residual).float()
 
+    @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """Energy less the scaled residual."""
         return energy(logits) - self.alpha_ * self.residual(embedding)
 
 
 class NECO(Detector):
-    """Share of an embedding inside the principal subspace, times the largest logit (Ben Ammar et al., ICLR 2024).
+    """Fraction of the norm in the principal subspace, times the largest logit (Ben Ammar et al., ICLR 2024).
 
-    ``s = |P' x| / |x| * max z`` with ``x`` the embedding standardised by unit and ``P`` the principal directions that
-    explain 90 % of its variance, or ``dimension`` of them. Logits are shifted where training rows have negative ones,
-    which would turn the order round.
+    ``s = |P' x| / |x| * max z`` with ``x`` the embedding standardised per unit and ``P`` the principal directions that
+    explain 90 % of its variance, or ``dimension`` of them. If training rows have negative largest logits, logits are
+    shifted to be positive, because negative ones would reverse the ranking.
     """
 
     learns_from = ("embedding", "logits")
@@ -127,23 +114,19 @@ class NECO(Detector):
 
     def __init__(self, *, dimension: int | None = None) -> None:
         super().__init__()
-        if dimension is not None and (not isinstance(dimension, int) or dimension < 1):
-            raise ArgumentError(f"dimension={dimension} must be a whole number, at least 1")
-        self.dimension = dimension
-        for name in ("mean_", "spread_", "inside_", "shift_"):
-            self.register_buffer(name, None)
+        self.dimension = _check_dimension(dimension)
 
+    @override
     def begin(self) -> dict[str, Statistic]:
-        """Moments, and a sample of largest logits."""
         return {"moments": Moments(), "largest": RowSample(SAMPLE)}
 
+    @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        """Add one batch."""
         statistics["moments"].add(batch.embedding)
         statistics["largest"].add(max_logit(batch.logits)[:, None], row_keys(batch.embedding))
 
-    def learn(self, statistics: Statistics, head: Head | None) -> None:
-        """Principal directions of the correlation matrix."""
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
         covariance = statistics["moments"].covariance()
         spread = covariance.diagonal().sqrt()
         spread = torch.where(spread > 0, spread, 1.0)
@@ -151,15 +134,21 @@ class NECO(Detector):
         shares = variances.flip(0).clamp(min=0).cumsum(0) / variances.clamp(min=0).sum()
         count = int((shares < EXPLAINED).sum()) + 1 if self.dimension is None else self.dimension
         if count > len(variances):
-            raise ArgumentError(f"dimension={count} is more than the {len(variances)} units there are")
+            raise ArgumentError(f"dimension={count} exceeds the number of units, {len(variances)}")
         self.mean_, self.spread_ = statistics["moments"].mean().float(), spread.float()
         self.inside_ = directions[:, -count:].float().contiguous()
         self.shift_ = (-statistics["largest"].rows().min()).clamp(min=0)
 
+    @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        """The share times the largest logit."""
         x = (embedding - self.mean_) / self.spread_
         inside = torch.linalg.vector_norm(x @ self.inside_, dim=1)
         share = inside / torch.linalg.vector_norm(x, dim=1).clamp(min=1e-12)
         score: Tensor = share * (max_logit(logits) + self.shift_)
         return score
+
+
+def _check_dimension(dimension: int | None) -> int | None:
+    if dimension is not None and (not isinstance(dimension, int) or dimension < 1):
+        raise ArgumentError(f"dimension={dimension} must be a whole number, at least 1")
+    return dimension

@@ -1,4 +1,4 @@
-"""Pure mathematics: tensors in, tensors out, one formula a function."""
+"""Pure mathematics: tensors in, tensors out, one formula per function. Detectors do not belong here."""
 
 from oodles.functional.quantiles import Quantiles, quantile
 from oodles.functional.scores import doctor, energy, entropy, gen, max_logit, msp

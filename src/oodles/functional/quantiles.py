@@ -1,23 +1,22 @@
-"""Quantiles of any number of values: exact in one go, or streaming with a stated error."""
+"""Quantiles of any number of values: exact, or streaming with a bounded error."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-EXACT_VALUES = 1 << 24
-"""Up to this many values (64 MB) a :class:`Quantiles` keeps them all and is exact."""
+EXACT_VALUES = 1 << 24  # up to this many values (64 MB) a :class:`Quantiles` keeps them all and is exact
 
 MANTISSA_BITS = 12
-"""Beyond that it counts values by sign, exponent and this many mantissa bits: 2**-12 relative error."""
+"""Beyond that it counts values by sign, exponent and this many mantissa bits: a relative error of 2**-12."""
 
 _SHIFT = 23 - MANTISSA_BITS
 _BINS = 1 << (32 - _SHIFT)
 
 
 def quantile(values: Tensor, q: float) -> float:
-    """The ``q``-quantile of all entries, linearly interpolated, in float64, as ``numpy.quantile``.
+    """The ``q``-quantile of all entries, linearly interpolated, in float64, like ``numpy.quantile``.
 
-    ``torch.quantile`` refuses more than 16 million elements; this takes any number.
+    ``torch.quantile`` is limited to 16 million elements; this is not.
 
     >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
     2.5
@@ -28,10 +27,9 @@ def quantile(values: Tensor, q: float) -> float:
 class Quantiles:
     """Quantiles of a stream of float32 values; streams merge, and the order of values never matters.
 
-    Exact up to ``EXACT_VALUES`` values. Beyond, each value is counted in a bin of relative width
-    ``2**-12``, and the quantile is off from the order statistic it stands for by no more than that.
-    Whether a result is exact depends on the number of values alone, so merged streams give what one
-    stream would have given.
+    Exact up to ``EXACT_VALUES`` values. Beyond that, values are counted in bins of relative width ``2**-12``, which
+    bounds the relative error of the quantile. Whether a result is exact depends only on the number of values, so
+    merged streams give the same result as one stream.
 
     >>> stream = Quantiles()
     >>> stream.add(torch.arange(101.0))
@@ -43,11 +41,11 @@ class Quantiles:
         self.count = 0
         self._kept: list[Tensor] = []
         self._counts: Tensor | None = None
-        self._known: dict[float, float] = {}
+        self._cache: dict[float, float] = {}
 
     def add(self, values: Tensor) -> None:
-        """Take in more values, of any shape."""
-        self._known = {}
+        """Add values, of any shape."""
+        self._cache = {}
         flat = values.detach().reshape(-1).to("cpu", torch.float32)
         self.count += flat.numel()
         if self._counts is not None:
@@ -58,8 +56,8 @@ class Quantiles:
             self._to_counts()
 
     def merge(self, other: "Quantiles") -> None:
-        """Take in everything another stream has seen; the other is left as it was."""
-        self._known = {}
+        """Add everything another stream has seen; the other is left as it was."""
+        self._cache = {}
         self.count += other.count
         self._kept.extend(other._kept)
         if self._counts is None and other._counts is None and self.count <= EXACT_VALUES:
@@ -69,10 +67,10 @@ class Quantiles:
             self._counts += other._counts
 
     def quantile(self, q: float) -> float:
-        """The ``q``-quantile of everything seen; asked for again, it is not computed again."""
-        if q not in self._known:
-            self._known[q] = self._quantile(q)
-        return self._known[q]
+        """The ``q``-quantile of everything seen, cached."""
+        if q not in self._cache:
+            self._cache[q] = self._quantile(q)
+        return self._cache[q]
 
     def _quantile(self, q: float) -> float:
         if self._counts is None:
@@ -93,7 +91,7 @@ class Quantiles:
 
 
 def _histogram(values: Tensor) -> Tensor:
-    # float32 bits, read as integers, are ordered like the values once those of negatives are flipped
+    # float32 bits, read as integers, sort like the values once those of negative values are flipped
     bits = values.view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return torch.bincount((ordered >> _SHIFT).add_(_BINS // 2), minlength=_BINS)

@@ -16,9 +16,9 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Logarithm of the largest softmax probability (Hendrycks & Gimpel, ICLR 2017).
 
-    The logarithm ranks the same and does not saturate: in float32 the probability itself is exactly
-    1 for every gap above 17 or so, and such ties move FPR95. Summing over the other classes alone
-    keeps what a sum with the winner's 1 in it would round away.
+    The logarithm gives the same ranking and does not saturate: in float32 the probability itself is exactly 1 for
+    every gap above 17 or so, and such ties change FPR95. The sum is over the other classes alone, because adding the
+    winner's 1 would round them away.
 
     >>> msp(torch.zeros(1, 4)).exp()
     tensor([0.2500])
@@ -45,32 +45,32 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     tensor([4.])
     """
     log_probability = torch.log_softmax(logits / temperature, dim=-1)
-    # exp(-inf) * -inf is NaN where 0 log 0 = 0 is meant; float32 log-softmax stays finite below 1e38
+    # 0 log 0 would be NaN, but the log-softmax of float32 logits is finite as long as they are below 1e38
     return (log_probability.exp() * log_probability).sum(dim=-1)
 
 
 def gen(logits: Tensor, gamma: float = 0.1, top: int = 100) -> Tensor:
     r"""Generalised entropy of the ``top`` largest probabilities (GEN; Liu et al., CVPR 2023).
 
-    :math:`-\sum_{j \le top} \pi_{(j)}^\gamma (1 - \pi_{(j)})^\gamma`, in logarithms throughout: with so small a
-    power, probabilities of 1e-12 still count.
+    :math:`-\sum_{j \le top} \pi_{(j)}^\gamma (1 - \pi_{(j)})^\gamma`, in logarithms throughout, because
+    with such a small power even probabilities of 1e-12 matter.
 
     >>> gen(torch.zeros(1, 2), gamma=1.0)
     tensor([-0.5000])
     """
     log_probability = torch.log_softmax(logits, dim=-1)
     largest = log_probability.topk(min(top, logits.shape[-1]), dim=-1).values
-    # what is left beside the winner is the sum of the losers, not 1 minus a number that rounds to 1
-    losers = log_probability.scatter(-1, logits.argmax(dim=-1, keepdim=True), -torch.inf)
-    rest = torch.cat([torch.logsumexp(losers, dim=-1, keepdim=True), torch.log1p(-largest[..., 1:].exp())], dim=-1)
+    # 1 - p of the winner is the sum of the others, not 1 minus a number that rounds to 1
+    others = log_probability.scatter(-1, logits.argmax(dim=-1, keepdim=True), -torch.inf)
+    rest = torch.cat([torch.logsumexp(others, dim=-1, keepdim=True), torch.log1p(-largest[..., 1:].exp())], dim=-1)
     return -(gamma * (largest + rest)).exp().sum(dim=-1)
 
 
 def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Minus the odds that two draws from the softmax differ (DOCTOR-alpha; Granese et al., NeurIPS 2021).
+    r"""Negative odds that two draws from the softmax differ (DOCTOR-alpha; Granese et al., NeurIPS 2021).
 
-    :math:`-(1 - g)/g` with :math:`g = \sum_c \pi_c^2`, as :math:`1 - 1/g`; its logarithm, which ranks the same, is
-    what is given: :math:`\log g`.
+    The paper's score is :math:`-(1 - g)/g = 1 - 1/g` with :math:`g = \sum_c \pi_c^2`; returned is :math:`\log g`, which
+    gives the same ranking.
 
     >>> doctor(torch.zeros(1, 4)).exp()
     tensor([0.2500])

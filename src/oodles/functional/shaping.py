@@ -1,18 +1,18 @@
 """Shaping embeddings before the head, ``(n, m) -> (n, m)``.
 
-``percentile`` is the share of units left out: ``k = m - round(m * percentile / 100)`` units are kept, at least one.
-Ratios of sums are of the positive parts, which for ReLU networks are the activations themselves.
+``percentile`` is the percentage of units dropped: ``k = m - round(m * percentile / 100)`` units are kept, at least one.
+Ratios are of sums of positive parts, which for ReLU networks are the activations themselves.
 """
 
 import torch
 from torch import Tensor
 
 LARGEST_EXPONENT = 80.0
-"""Ratios above it are cut: their exponential times an activation would no longer fit float32."""
+"""Ratios are clipped here: beyond it, their exponential times an activation would overflow float32."""
 
 
 def clip(embedding: Tensor, threshold: Tensor | float) -> Tensor:
-    """Activations cut off from above (ReAct; Sun, Guo & Li, NeurIPS 2021).
+    """Activations clipped from above (ReAct; Sun, Guo & Li, NeurIPS 2021).
 
     >>> clip(torch.tensor([[0.5, 3.0]]), 1.0)
     tensor([[0.5000, 1.0000]])
@@ -21,17 +21,17 @@ def clip(embedding: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def between(embedding: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Activations below ``low`` put to 0, above ``high`` cut off (VRA; Xu et al., NeurIPS 2023).
+    """Activations below ``low`` set to 0, those above ``high`` clipped (VRA; Xu et al., NeurIPS 2023).
 
     >>> between(torch.tensor([[0.1, 0.5, 3.0]]), torch.tensor(0.2), torch.tensor(1.0))
     tensor([[0.0000, 0.5000, 1.0000]])
     """
-    # NaN is not below anything, so it stays NaN
+    # NaN is not below anything, so NaN stays NaN
     return torch.where(embedding < low, 0.0, torch.minimum(embedding, high))
 
 
 def kept_units(width: int, percentile: float) -> int:
-    """How many units stay; rounding is half to even, as in the authors' code."""
+    """How many units are kept; rounding is half to even, as in the authors' code."""
     return max(1, width - round(width * percentile / 100))
 
 
@@ -46,7 +46,7 @@ def keep_top(embedding: Tensor, percentile: float) -> Tensor:
 
 
 def binarise_top(embedding: Tensor, percentile: float) -> Tensor:
-    """Each row's largest activations made equal, their sum that of the whole row (ASH-B).
+    """Each row's largest activations set to one value so that the row's sum stays the same, 0 elsewhere (ASH-B).
 
     >>> binarise_top(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
     tensor([[0., 5., 0., 5.]])
@@ -58,7 +58,7 @@ def binarise_top(embedding: Tensor, percentile: float) -> Tensor:
 
 
 def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
-    """The sum of a row over the sum of its largest activations, ``(n, 1)``; 1 for a row without any.
+    """The sum of each row divided by that of its largest activations, ``(n, 1)``; 1 if nothing is positive.
 
     >>> top_ratio(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
     tensor([[1.4286]])
@@ -69,7 +69,7 @@ def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
 
 
 def prefix_ratio(embedding: Tensor, kept: Tensor) -> Tensor:
-    """The same where each row has its own number of largest activations, ``kept``: ``(n, 1)``.
+    """Like :func:`top_ratio`, with a number of largest activations per row, ``kept``: ``(n, 1)``.
 
     >>> prefix_ratio(torch.tensor([[1.0, 4.0, 2.0, 3.0], [1.0, 4.0, 2.0, 3.0]]), torch.tensor([2, 1]))
     tensor([[1.4286],

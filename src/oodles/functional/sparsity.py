@@ -1,8 +1,8 @@
-"""Which weights of the last layer to keep: masks ``(C, m)``, True where a weight stays.
+"""Which weights of the last layer to keep: masks ``(C, m)``, True where a weight is kept.
 
-``p`` is the fraction dropped. Thresholds are ``p``-quantiles in float64 with linear interpolation,
-and what stays is strictly beyond them, so ties drop: the rule of the DICE paper's listing. ``p = 0``
-keeps everything (the strict rule alone would drop the extreme entry).
+``p`` is the fraction dropped. Thresholds are ``p``-quantiles in float64 with linear interpolation, and only values
+strictly above them are kept, so ties are dropped: the rule of the DICE paper's listing. ``p = 0`` keeps everything
+(the strict rule would drop the smallest entry).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Networks that come with the house, and loading any other ``nn.Module`` classifier by name."""
+"""Built-in networks, and loading any other ``nn.Module`` classifier by name."""
 
 from oodles.models.deconf import DeConf
 from oodles.models.densenet import DenseNet, densenet101

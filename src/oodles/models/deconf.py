@@ -1,4 +1,4 @@
-"""DeConf-C, the head of Generalized ODIN: cosines to class directions, divided by a learned confidence."""
+"""DeConf-C, the head of Generalized ODIN: cosines with class directions divided by a learned confidence."""
 
 import torch
 from torch import Tensor, nn
@@ -6,12 +6,11 @@ from torch.nn import functional as F
 
 from oodles.errors import ArgumentError
 
-NORM_FLOOR = 1e-4
-"""Added to both norms under a cosine, as the method's authors do."""
+NORM_FLOOR = 1e-4  # added to both norms of a cosine, as in the authors' code
 
 
 class Cosine(nn.Module):
-    """``h_i(x)``: the cosine between an embedding and each class's direction; its weights take no weight decay."""
+    """``h_i(x)``: cosines between an embedding and the class directions; its weight is exempt from weight decay."""
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
@@ -38,21 +37,21 @@ class DeConf(nn.Module):
         return logits
 
 
-def with_head(model: nn.Module, head: str) -> nn.Module:
-    """The network as it is (``linear``), or with a fresh DeConf-C head where ``fc`` was (``deconf``)."""
-    if head == "linear":
+def with_head(model: nn.Module, head_type: str) -> nn.Module:
+    """The model unchanged (``linear``), or with its ``fc`` replaced by a new DeConf-C head (``deconf``)."""
+    if head_type == "linear":
         return model
-    if head != "deconf":
-        raise ArgumentError(f"head={head!r} is neither linear nor deconf")
+    if head_type != "deconf":
+        raise ArgumentError(f"head_type={head_type!r} must be linear or deconf")
     last = getattr(model, "fc", None)
     if not isinstance(last, nn.Linear):
-        raise ArgumentError(f"{type(model).__name__} has no last linear layer called fc, which DeConf would replace")
+        raise ArgumentError(f"{type(model).__name__} has no last linear layer called fc for DeConf to replace")
     model.fc = DeConf(last.in_features, last.out_features)
     return model
 
 
 def cosine_layer(model: nn.Module) -> str | None:
-    """The name of the module that gives the cosines; None where the model has no such head."""
+    """The name of the module that computes the cosines; None if the model has no such head."""
     return next((name for name, module in model.named_modules() if isinstance(module, Cosine)), None)
 
 

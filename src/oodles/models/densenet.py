@@ -1,4 +1,4 @@
-"""DenseNet-BC for 32x32 images, laid out so that the checkpoints of the DICE paper load by name."""
+"""DenseNet-BC for 32x32 images, with the parameter names of the DICE paper's checkpoints."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from oodles.models.deconf import with_head
 
 
 class Bottleneck(nn.Module):
-    """BN-ReLU-1x1 then BN-ReLU-3x3; its output is appended to its input."""
+    """BN-ReLU-1x1, then BN-ReLU-3x3; the output is concatenated to the input."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -19,27 +19,27 @@ class Bottleneck(nn.Module):
         self.conv2 = nn.Conv2d(inner, growth, kernel_size=3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``(n, c, h, w)`` to maps."""
+        """Feature maps ``(n, c, h, w)`` to feature maps."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         return torch.cat([x, out], dim=1)
 
 
 class Block(nn.Module):
-    """A run of bottlenecks under the name the checkpoints use."""
+    """A sequence of bottlenecks, named ``layer`` as in the checkpoints."""
 
     def __init__(self, channels: int, growth: int, depth: int) -> None:
         super().__init__()
         self.layer = nn.Sequential(*(Bottleneck(channels + i * growth, growth) for i in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``(n, c, h, w)`` to maps."""
+        """Feature maps ``(n, c, h, w)`` to feature maps."""
         out: Tensor = self.layer(x)
         return out
 
 
 class Transition(nn.Module):
-    """BN-ReLU-1x1, then the map at half its height and width."""
+    """BN-ReLU-1x1, then average pooling to half the height and width."""
 
     def __init__(self, channels: int, reduced: int) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Transition(nn.Module):
         self.conv1 = nn.Conv2d(channels, reduced, kernel_size=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``(n, c, h, w)`` to maps."""
+        """Feature maps ``(n, c, h, w)`` to feature maps."""
         return F.avg_pool2d(self.conv1(F.relu(self.bn1(x))), 2)
 
 
 class DenseNet(nn.Module):
-    """Three dense blocks, global average pooling of a ReLU map, one linear layer."""
+    """Three dense blocks, ReLU, global average pooling, one linear layer."""
 
     def __init__(self, num_classes: int, *, depth: int = 100, growth: int = 12, reduction: float = 0.5) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class DenseNet(nn.Module):
         return logits
 
 
-def densenet101(num_classes: int = 10, head: str = "linear") -> nn.Module:
-    """The network of the paper's CIFAR tables: depth 100, growth 12, reduction 0.5, 342 units.
+def densenet101(num_classes: int = 10, head_type: str = "linear") -> nn.Module:
+    """The network of the paper's CIFAR tables: depth 100, growth 12, reduction 0.5, embedding width 342.
 
-    ``head="deconf"`` gives it the head of Generalized ODIN.
+    ``head_type="deconf"`` gives it the head of Generalized ODIN.
 
     >>> densenet101(10).fc.in_features
     342
     """
-    return with_head(DenseNet(num_classes), head)
+    return with_head(DenseNet(num_classes), head_type)

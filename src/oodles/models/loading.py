@@ -1,8 +1,6 @@
-"""Building a model from ``package.module:factory`` and filling it from a checkpoint that cannot run code."""
+"""Build a model from ``package.module:factory``, and load a checkpoint without running code from it."""
 
-import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oodles.calls import read_call, read_expression
+from oodles.calls import import_object, read_call, read_expression
 from oodles.errors import ArgumentError, FileError
 
-NESTS = ("state_dict", "model_state_dict", "model", "net")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 
 
 def build_model(text: str) -> nn.Module:
@@ -29,33 +27,27 @@ def build_model(text: str) -> nn.Module:
         form = "package.module:factory or package.module:factory(...)"
         raise ArgumentError(f"--model {text!r} is not of the form {form}") from None
     if not module_name or module_name.startswith("."):
-        raise ArgumentError(f"--model {text!r} names no module before the colon; write package.module:factory")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ArgumentError(f"--model {text}: {module_name} cannot be imported ({error})") from None
-    factory = getattr(module, name, None)
+        raise ArgumentError(f"--model {text!r} has no module before the colon; write package.module:factory")
+    factory = import_object(module_name, name)
     if not callable(factory):
-        raise ArgumentError(f"--model {text}: {module_name} has no {name} to call")
+        raise ArgumentError(f"--model {text}: {name} cannot be called")
     try:
         model = factory(*positional, **named)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"--model {text}: {error}") from None
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"--model {text} gave {type(model).__name__}, not an nn.Module")
+        raise ArgumentError(f"--model {text} returned {type(model).__name__}, not an nn.Module")
     return model
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Fill ``model`` from a state dict: ``.safetensors``, or a torch file read with ``weights_only=True``.
+    """Load a state dict into ``model``: ``.safetensors``, or a torch file read with ``weights_only=True``.
 
-    Looks inside the usual wrappings (``state_dict``, ``model``, ...) and drops a ``module.`` prefix.
+    The usual containers (``state_dict``, ``model``, ...) are unwrapped and a ``module.`` prefix is dropped.
     """
     state = _read_state(path)
-    for nest in NESTS:
-        inner = state.get(nest)
+    for container in CONTAINERS:
+        inner = state.get(container)
         if isinstance(inner, Mapping):
             state = inner
     wanted = model.state_dict()
@@ -64,17 +56,17 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         for key, value in state.items()
         if isinstance(key, str) and isinstance(value, Tensor)
     }
-    lacking = [key for key in wanted if key not in tensors]
+    missing = [key for key in wanted if key not in tensors]
     extra = [key for key in tensors if key not in wanted]
-    misshapen = [
+    mismatched = [
         f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(wanted[key].shape)}"
         for key in wanted
         if key in tensors and tensors[key].shape != wanted[key].shape
     ]
     problems = [
-        *([f"{len(lacking)} missing (first {lacking[0]})"] if lacking else []),
+        *([f"{len(missing)} missing (first {missing[0]})"] if missing else []),
         *([f"{len(extra)} unknown (first {extra[0]})"] if extra else []),
-        *misshapen[:1],
+        *mismatched[:1],
     ]
     if problems:
         raise FileError(f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}")

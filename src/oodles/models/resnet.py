@@ -1,4 +1,4 @@
-"""ResNet-50 for 224x224 images: torchvision's own, so that its checkpoints load by name."""
+"""ResNet-50 for 224x224 images, built by torchvision so that its checkpoints load."""
 
 from importlib import import_module
 
@@ -8,14 +8,14 @@ from oodles.errors import ArgumentError
 
 
 def resnet50(num_classes: int = 1000) -> nn.Module:
-    """The network of the paper's ImageNet tables, 2,048 units, without weights.
+    """The network of the paper's ImageNet tables, with an embedding of width 2,048 and untrained weights.
 
-    The weights the paper used are torchvision's first (``IMAGENET1K_V1``, the file
-    ``resnet50-0676ba61.pth``); load them with :func:`oodles.models.load_checkpoint`.
+    The paper used torchvision's ``IMAGENET1K_V1`` weights (the file ``resnet50-0676ba61.pth``); load them with
+    :func:`oodles.models.load_checkpoint`.
     """
     try:
         models = import_module("torchvision.models")
     except ImportError as error:
-        raise ArgumentError(f"resnet50 is built by torchvision ({error}); pip install torchvision") from None
+        raise ArgumentError(f"resnet50 needs torchvision ({error}); pip install torchvision") from None
     model: nn.Module = models.resnet50(weights=None, num_classes=num_classes)
     return model

@@ -1,4 +1,4 @@
-"""Networks whose weights come with the package."""
+"""Networks whose weights are part of the package."""
 
 import json
 from importlib.resources import files
@@ -16,7 +16,7 @@ WEIGHTS, CARD, GUARD = "weights.safetensors", "card.json", "guard"
 
 
 def load(name: str) -> nn.Module:
-    """A trained classifier that comes with the package, in eval mode; nothing is downloaded.
+    """A trained classifier whose weights are part of the package, in eval mode; nothing is downloaded.
 
     >>> load("cifar10-small").fc.out_features
     10
@@ -28,13 +28,13 @@ def load(name: str) -> nn.Module:
 
 
 def read_card(name: str) -> dict[str, Any]:
-    """What a shipped network is: data, recipe, seed, command, accuracy, classes."""
+    """The model card of a shipped network: data, recipe, seed, command, accuracy, classes."""
     card: dict[str, Any] = json.loads((shipped_folder(name) / CARD).read_text())
     return card
 
 
 def shipped_folder(name: str) -> Path:
-    """Where a shipped network's files lie."""
+    """The folder with a shipped network's files."""
     if name not in SHIPPED:
-        raise ArgumentError(f"{name!r} is no network that comes with oodles; there is {', '.join(SHIPPED)}")
+        raise ArgumentError(f"network {name!r} must be one of {', '.join(SHIPPED)}")
     return Path(str(files("oodles.models"))) / name

@@ -1,4 +1,4 @@
-"""A compact residual network for 32x32 images: about 2 M parameters, 256 non-negative pooled units."""
+"""A compact residual network for 32x32 images: about 2 M parameters, a non-negative embedding of width 256."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,7 +9,7 @@ WIDTHS = (32, 64, 128, 256)
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside the identity, then ReLU."""
+    """Two 3x3 convolutions with an identity shortcut, then ReLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class Residual(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``(n, c, h, w)`` to maps of the same shape."""
+        """Feature maps ``(n, c, h, w)`` to feature maps of the same shape."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(x + self.bn2(self.conv2(out)))
 
 
 class Stage(nn.Module):
-    """Wider and at half the height and width, then one residual block."""
+    """A wider map at half the height and width, then a residual block."""
 
     def __init__(self, channels: int, wider: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Stage(nn.Module):
         self.block = Residual(wider)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``(n, c, h, w)`` to ``(n, wider, h/2, w/2)``."""
+        """Feature maps ``(n, c, h, w)`` to ``(n, wider, h/2, w/2)``."""
         out: Tensor = self.block(F.relu(self.bn(F.max_pool2d(self.conv(x), 2))))
         return out
 
@@ -59,10 +59,10 @@ class SmallResNet(nn.Module):
         return logits
 
 
-def small_resnet(num_classes: int = 10, head: str = "linear") -> nn.Module:
-    """The network behind ``cifar10-small``; ``head="deconf"`` is for Generalized ODIN.
+def small_resnet(num_classes: int = 10, head_type: str = "linear") -> nn.Module:
+    """The network behind ``cifar10-small``; ``head_type="deconf"`` is for Generalized ODIN.
 
     >>> sum(weight.numel() for weight in small_resnet(10).parameters())
     1941546
     """
-    return with_head(SmallResNet(num_classes), head)
+    return with_head(SmallResNet(num_classes), head_type)

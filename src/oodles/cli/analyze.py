@@ -1,0 +1,34 @@
+"""``oodles analyze``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from oodles.cli.common import notice
+
+
+def analyze(
+    features: Annotated[Path, Argument(help="Folder with the feature stores of train, test and OOD sets, from bench.")],
+    out: Annotated[Path, Option(help="Folder for the figures (PNG, SVG) and their data (CSV).")],
+    label: Annotated[int, Option("--class", help="The class whose units are analysed, counted from 0.")] = 0,
+    p: Annotated[float, Option(help="Sparsity.")] = 0.9,
+    ood: Annotated[str | None, Option(help="The OOD set in the figures. Default: the first.")] = None,
+) -> None:
+    """Draw the paper's figures from your own features, and measure what its theory predicts.
+
+    Figures 1, 2, 3, 4 and the covariance figure, each as PNG, SVG and CSV, and the variance of every class's output
+    with and without DICE on every set.
+
+    Example: oodles analyze oodles-store/cifar10/densenet101-cifar10 --ood svhn --out figures
+    """
+    from oodles.bench.experiment import load_experiment
+    from oodles.paper.figures import draw_figures, variance_summary
+
+    parts = load_experiment(features)
+    written = draw_figures(parts, out, label=label, p=p, shown=ood)
+    typer.echo(f"Variance of a class's output with DICE (p={p:g}), relative to that with all weights:")
+    for name, low, mean, high, above in variance_summary(parts, p):
+        typer.echo(f"  {name:14} from {low:.2f} to {high:.2f}, mean {mean:.2f}; above 1 in {above} classes")
+    notice(f"{len(written)} files in {out}")

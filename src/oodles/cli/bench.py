@@ -1,0 +1,199 @@
+"""``oodles bench``."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from oodles.cli import common
+from oodles.cli.common import console, load_model, named_paths, notice, transform
+from oodles.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from oodles.bench.experiment import Tables
+    from oodles.bench.suites import Suite
+    from oodles.data.readers import ImageSet
+
+
+def bench(
+    suite: Annotated[str | None, Argument(help="cifar10, cifar100 or imagenet: the paper's sets and network.")] = None,
+    data: common.DataOption = Path("data"),
+    table: Annotated[
+        list[str] | None,
+        Option(help="main, sparsification, selection, sweep, msp, or all; may be repeated. Default: main."),
+    ] = None,
+    model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
+    checkpoint: Annotated[list[Path] | None, Option(help="Its weights; repeat it to average over several.")] = None,
+    train: Annotated[Path | None, Option(help="ID training images.")] = None,
+    test: Annotated[Path | None, Option(help="ID test images.")] = None,
+    ood: Annotated[list[str] | None, Option(help="OOD images as NAME=PATH; may be repeated.")] = None,
+    without: Annotated[list[str] | None, Option(help="Leave an OOD set of the suite out.")] = None,
+    detector: Annotated[
+        list[str] | None,
+        Option(help="A name such as knn, stages joined by +, e.g. 'react(90)+dice(0.7)', or package.module:Class."),
+    ] = None,
+    p: Annotated[float | None, Option(help="Sparsity of the ablations. Default: the suite's.")] = None,
+    paper: Annotated[bool, Option("--paper", help="Add the paper's figures and the differences.")] = False,
+    intervals: Annotated[bool, Option("--intervals", help="Add 95 % bootstrap intervals.")] = False,
+    store: Annotated[Path, Option(help="Folder where features are kept for the next run.")] = Path("oodles-store"),
+    limit: common.LimitOption = None,
+    out: Annotated[Path | None, Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).")] = None,
+    head: common.HeadOption = None,
+    size: common.SizeOption = 224,
+    resize: common.ResizeOption = None,
+    mean: common.MeanOption = common.IMAGENET_MEAN,
+    std: common.StdOption = common.IMAGENET_STD,
+    device: common.DeviceOption = None,
+    skip_bad: common.SkipOption = False,
+    as_json: common.JsonOption = False,
+    list_suites: Annotated[bool, Option("--list", help="Show the suites, their sets and where each is found.")] = False,
+) -> None:
+    """Compare detectors on a suite of the paper or on your own model: FPR95 and AUROC per OOD set.
+
+    The network runs once per image, whatever the number of detectors and tables.
+
+    Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --paper
+
+    oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
+    --ood sketches=imgs/sketches
+    """
+    from oodles.bench.experiment import Extraction, Tables, run_tables
+    from oodles.bench.suites import suite as find_suite
+    from oodles.bench.tables import rows_json
+    from oodles.detectors import detector_list, parse
+    from oodles.detectors.network_detector import needs_network
+    from oodles.models.deconf import cosine_layer
+    from oodles.paper.tables import TABLES, detectors_of
+
+    if list_suites:
+        _list_suites(data)
+        return
+    chosen = find_suite(suite) if suite else None
+    tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
+    sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
+    parse(f"dice({sparsity})")
+    for name in (*tables, *(each for each in table or [] if each != "all")):
+        detectors_of(name, (), sparsity)
+    if paper and chosen is None:
+        raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
+    if out is not None and out.is_file():
+        raise ArgumentError(f"--out {out} is a file; give a folder")
+    own = [parse(text).spec for text in detector or []]
+    sets = _sets(chosen, data, {"train": train, "test": test, **named_paths(ood or [])}, without or [])
+    factory = model or (chosen.model if chosen is not None else None)
+    if chosen is not None and len(sets) < 3:
+        raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
+    if factory is None or "train" not in sets or "test" not in sets or len(sets) < 3:
+        raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
+    id_set = chosen.name if chosen is not None else "id"
+    preprocessing = chosen.transform if chosen is not None else transform(size, resize, mean, std)
+    result = Tables()
+    for run, path in _runs(checkpoint or []).items():
+        network = load_model(factory, path)
+        folder = store / id_set / (run if limit is None else f"{run}-{limit}")
+        standard = [each.spec for each in detector_list()] if chosen is None else list(chosen.detectors)
+        cosine_head = cosine_layer(network) is not None
+        if cosine_head:
+            notice("a DeConf head: only detectors that use its logits or cosines apply")
+            standard = ["msp", "max_logit", "energy", "entropy", "godin"]
+            tables = ["main"]
+        extraction = Extraction(preprocessing, folder, limit, False if cosine_head else head, device, skip_bad, notice)
+        compared = own or _applicable(network, standard, labelled=sets["train"].labels is not None)
+        deep = [each for each in map(parse, compared) if needs_network(each)] if "main" in tables else []
+        run_tables(
+            tables,
+            extraction.features(network, sets),
+            main=compared,
+            p=sparsity,
+            id_set=id_set,
+            run=run,
+            bootstrap=1000 if intervals else 0,
+            deep=deep,
+            passes=extraction.passes(network, sets, deep) if deep else None,
+            into=result,
+        )
+    if as_json:
+        typer.echo(rows_json(result.all_rows()), nl=False)
+    _show(result, id_set if paper and chosen is not None else None, id_set, out, quiet=as_json)
+
+
+def _applicable(network: "nn.Module", specs: list[str], *, labelled: bool) -> list[str]:
+    """The detectors whose layers and labels are available; says which ones are left out."""
+    from oodles.detectors import parse
+    from oodles.detectors.network_detector import layers_of
+
+    modules = {name for name, _ in network.named_modules()}
+    reasons = {}
+    for spec in specs:
+        detector = parse(spec)
+        if not {*layers_of([detector])} <= modules:
+            reasons[spec] = f"whose layers {type(network).__name__} does not have"
+        elif "labels" in detector.learns_from and not labelled:
+            reasons[spec] = "which needs labels, and the training images have none"
+    for spec, reason in reasons.items():
+        notice(f"left out: {spec}, {reason}")
+    return [spec for spec in specs if spec not in reasons]
+
+
+def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
+    """A name for each checkpoint: its file name without the usual endings."""
+    names = [re.sub(r"(\.pth|\.pt|\.tar|\.safetensors|\.ckpt|\.bin)+$", "", path.name) for path in checkpoints]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"two checkpoints are called {twice!r}; features are stored under that name, so rename one")
+    return dict(zip(names, checkpoints, strict=True)) or {"model": None}
+
+
+def _sets(chosen: "Suite | None", data: Path, own: dict[str, Path | None], without: list[str]) -> dict[str, "ImageSet"]:
+    """The suite's sets that were found, then the user's own."""
+    from oodles.data.readers import open_images
+
+    sets: dict[str, ImageSet] = {}
+    if chosen is not None:
+        sets["train"], sets["test"] = chosen.open_id(data)
+        sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in without}
+        if chosen.missing(data):
+            notice(f"not under {data}: {', '.join(chosen.missing(data))}")
+    return sets | {name: open_images(path) for name, path in own.items() if path is not None}
+
+
+def _show(result: "Tables", paper: str | None, id_set: str, out: Path | None, *, quiet: bool) -> None:
+    from oodles.bench.tables import compare, latex, markdown, print_view, rows_csv, rows_json, sweep_view, write_text
+    from oodles.paper.tables import TABLES
+
+    accuracy = ", ".join(f"{value:.2%}" for value in result.accuracy.values())
+    views = {
+        name: compare(rows, title=f"{id_set} (accuracy {accuracy}): {TABLES[name]}", paper=paper)
+        for name, rows in result.rows.items()
+        if rows
+    }
+    if result.points:
+        views["sweep"] = sweep_view(result.points, title=f"{id_set}: {TABLES['sweep']}", paper=paper)
+    for name, view in views.items():
+        if not quiet:
+            print_view(console, view)
+            console.print()
+        if out is not None:
+            write_text(out / f"{name}.md", markdown(view))
+            write_text(out / f"{name}.tex", latex(view))
+    if out is not None:
+        rows = result.all_rows()
+        write_text(out / "rows.json", rows_json(rows))
+        write_text(out / "rows.csv", rows_csv(rows))
+
+
+def _list_suites(data: Path) -> None:
+    from oodles.bench.suites import SUITES
+    from oodles.paper.tables import TABLES
+
+    for record in SUITES.values():
+        typer.echo(f"{record.name}: {record.model}, {record.classes} classes, DICE at p={record.p:g}")
+        for part, path in record.found(data).items():
+            typer.echo(f"  {part:14} {path if path is not None else 'not found'}")
+    typer.echo("tables:")
+    for name, what in TABLES.items():
+        typer.echo(f"  {name:14} {what}")

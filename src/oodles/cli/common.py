@@ -1,0 +1,95 @@
+"""What the commands share: consoles, options, and how options become models, transforms and paths."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from typer import Option
+
+from oodles.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from oodles.data.loaders import ImageLoader
+    from oodles.data.transforms import Transform
+
+console = Console()
+notices = Console(stderr=True)
+
+ModelOption = Annotated[
+    str,
+    Option(
+        "--model",
+        help="Your classifier: [bold]package.module:factory[/bold], with arguments if it takes any, "
+        "e.g. mynets:resnet(num_classes=10). The current folder is searched too.",
+    ),
+]
+CheckpointOption = Annotated[
+    Path | None, Option(help="Its weights: a state dict (.pt, .pth, .safetensors). No code in the file is run.")
+]
+HeadOption = Annotated[str | None, Option("--head", help="Name of the last linear layer, if not found automatically.")]
+SizeOption = Annotated[int, Option(help="Input size: the shorter side becomes --resize, then a centre crop.")]
+ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
+MeanOption = Annotated[str, Option(help="Mean of each channel, 0 to 1, comma-separated.")]
+StdOption = Annotated[str, Option(help="Standard deviation of each channel, comma-separated.")]
+DeviceOption = Annotated[str | None, Option(help="For example cuda. Default: cpu.")]
+LimitOption = Annotated[int | None, Option(help="Use at most this many images of each set, chosen at random.")]
+SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
+DataOption = Annotated[Path, Option(help="Folder with the datasets, each unpacked as its archive is.")]
+IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
+
+
+def notice(text: str, label: str = "") -> None:
+    """One line on standard error, however narrow the terminal, with the text shown as it is; ``label`` is markup."""
+    from rich.markup import escape
+
+    line = escape(" ".join(text.split()))
+    notices.print(f"{label} {line}" if label else line, soft_wrap=True, highlight=False, emoji=False)
+
+
+def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":
+    """The model that the user named, with its weights if there are any."""
+    from oodles.models import build_model, load_checkpoint
+
+    model = build_model(factory)
+    if checkpoint is None:
+        notice(f"no --checkpoint: {factory} is used with the weights it comes with")
+    else:
+        load_checkpoint(model, checkpoint)
+    return model.eval()
+
+
+def transform(size: int, resize: int | None, mean: str, std: str) -> "Transform":
+    """The preprocessing that the options describe."""
+    from oodles.data.transforms import Transform
+
+    return Transform(size, resize or size, channels("mean", mean), channels("std", std))
+
+
+def channels(name: str, text: str) -> tuple[float, float, float]:
+    """Three comma-separated numbers."""
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {IMAGENET_MEAN}") from None
+    return red, green, blue
+
+
+def named_paths(pairs: list[str]) -> dict[str, Path]:
+    """``NAME=PATH`` options as a mapping."""
+    named = {}
+    for pair in pairs:
+        name, equals, path = pair.partition("=")
+        if not equals or not path or not re.fullmatch(r"\w[\w.-]*", name) or name in ("train", "test", "average"):
+            raise ArgumentError(f"--ood {pair!r} must be NAME=PATH; NAME is a word other than train, test and average")
+        named[name] = Path(path)
+    return named
+
+
+def report_skipped(loader: "ImageLoader") -> None:
+    """Say which images were skipped, if any."""
+    if loader.bad:
+        notice(f"skipped: {loader.problem_summary()}")

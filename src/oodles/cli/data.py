@@ -1,0 +1,48 @@
+"""``oodles data``: getting the paper's datasets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument
+
+from oodles.cli.common import DataOption, notices
+
+datasets = typer.Typer(no_args_is_help=True, help="Get the paper's datasets from their original sites.")
+
+
+@datasets.command()
+def fetch(
+    name: Annotated[str, Argument(help="A dataset that `oodles data list` shows.")],
+    data: DataOption = Path("data"),
+) -> None:
+    """Download a dataset from its original site; the download is verified and can be resumed.
+
+    For datasets that need an account or an agreement, it says how to get them.
+
+    Example: oodles data fetch cifar10 --data data
+    """
+    from rich.progress import DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from oodles.data.downloads import fetch as download
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notices, transient=True, disable=not notices.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+        done = download(name, data, progress=lambda here, total: bar.update(task, completed=here, total=total))
+    if done.sha256 is None:
+        typer.echo(f"{done.path} already exists")
+    else:
+        checked = "checksum as published" if done.checked else f"no published checksum; SHA-256 {done.sha256}"
+        typer.echo(f"{done.path} ({checked})")
+
+
+@datasets.command("list")
+def list_datasets(data: DataOption = Path("data")) -> None:
+    """Show which datasets can be downloaded, which must be requested, and which are already there."""
+    from oodles.data.downloads import SOURCES, ByHand
+
+    for name, record in SOURCES.items():
+        there, by_hand = (data / record.place).exists(), isinstance(record, ByHand)
+        state = "present" if there else "by hand" if by_hand else "downloadable"
+        typer.echo(f"{name:14} {state:15} {record.title}")

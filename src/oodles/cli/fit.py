@@ -1,0 +1,65 @@
+"""``oodles fit``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from oodles.cli.common import notice
+from oodles.errors import ArgumentError, DataError
+
+
+def fit(
+    features: Annotated[Path, Argument(help="ID training features, made by oodles extract.")],
+    out: Annotated[Path, Option("--out", help="Folder for the fitted guard.")],
+    detector: Annotated[
+        str | None,
+        Option(
+            help="Stages joined by +, e.g. 'react(90)+dice(0.7)+energy', a name that `oodles detectors` lists, or your "
+            "own package.module:Class."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        Option(help="ID features not used in training, for the threshold. Default: a fifth of the training rows."),
+    ] = None,
+    id_rate: Annotated[float, Option(help="Fraction of ID inputs that should be accepted.")] = 0.95,
+) -> None:
+    """Fit a detector on ID features and set its threshold.
+
+    Example: oodles fit features/train --calibration features/val --detector 'dice(0.7)' --out guard
+    """
+    from oodles.calibration import calibrate
+    from oodles.detectors import default_detector, parse
+    from oodles.detectors.network_detector import is_tuned
+    from oodles.features import FEWEST_TO_SPLIT, Features
+    from oodles.persistence import save_guard
+    from oodles.store import read_manifest
+
+    fitted = default_detector() if detector is None else parse(detector)
+    train = Features.load(features)
+    about = read_manifest(features)["about"]
+    if calibration is None and len(train) < FEWEST_TO_SPLIT:
+        raise DataError(
+            f"{features} has too few rows ({len(train)}) to set some aside for the threshold; give --calibration"
+        )
+    if calibration is None:
+        train, held_out = train.split()
+        notice(
+            f"threshold from {len(held_out)} training rows that are left out of the fit; a network fits its training "
+            "images better than new ones, so --calibration is the better choice"
+        )
+    else:
+        held_out = Features.load(calibration)
+        if read_manifest(calibration)["about"].get("model") != about.get("model"):
+            raise DataError(f"{calibration} has features of another model than {features}; use the same for both")
+    fitted.fit(train)
+    if not is_tuned(fitted):
+        raise ArgumentError(
+            f"{fitted.spec} has to be tuned on held-out images, which fit does not do; use oodles.selection.tune in "
+            "Python"
+        )
+    threshold = calibrate(fitted.score(held_out), id_rate)
+    save_guard(out, fitted, threshold, about.get("model"), about.get("head"), about.get("preprocessing"))
+    rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
+    notice(f"{fitted.spec}: {rule}; saved in {out}")

@@ -1,0 +1,92 @@
+"""``oodles select``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from oodles.cli import common
+from oodles.cli.common import load_model, notice, report_skipped, transform
+
+SHOWN = 12
+
+
+def select(
+    images: Annotated[Path, Argument(help="ID training images, to fit on.")],
+    held_out: Annotated[Path, Option(help="ID images the network was not trained on.")],
+    model: common.ModelOption,
+    checkpoint: common.CheckpointOption = None,
+    detector: Annotated[
+        list[str] | None,
+        Option(help="A candidate, e.g. 'knn(50)' or 'scale(85)', instead of the default list; may be repeated."),
+    ] = None,
+    count: Annotated[int, Option(help="Number of synthetic outliers of each kind.")] = 1000,
+    seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.")] = 0,
+    limit: common.LimitOption = None,
+    head: common.HeadOption = None,
+    size: common.SizeOption = 224,
+    resize: common.ResizeOption = None,
+    mean: common.MeanOption = common.IMAGENET_MEAN,
+    std: common.StdOption = common.IMAGENET_STD,
+    device: common.DeviceOption = None,
+    skip_bad: common.SkipOption = False,
+    as_json: common.JsonOption = False,
+) -> None:
+    """Choose the detector for your network, from ID images alone.
+
+    Synthetic outliers are made from the held-out images: noise, means of two images, jigsaws, speckle, inverted and
+    rotated channels. The detector that ranks best over these kinds and badly on none is chosen (its utility is the mean
+    of its mean rank and its worst rank, 0 to 1); if in doubt, the default is kept.
+
+    Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
+    """
+    from oodles.data.loaders import ImageLoader
+    from oodles.data.readers import open_images
+    from oodles.network.extraction import extract
+    from oodles.selection.detector import select as choose
+    from oodles.selection.outliers import outlier_features
+
+    preprocessing = transform(size, resize, mean, std)
+    sets = [open_images(path).sample(limit) for path in (images, held_out)]
+    loaders = [ImageLoader(each, preprocessing, skip_bad=skip_bad) for each in sets]
+    network = load_model(model, checkpoint)
+    train, id_rows = (extract(network, loader, head=head, device=device) for loader in loaders)
+    for loader in loaders:
+        report_skipped(loader)
+    outliers = outlier_features(
+        network,
+        loaders[1],
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        count=count,
+        seed=seed,
+        head=head,
+        device=device,
+    )
+    found = choose(train=train, held_out=id_rows, outliers=outliers, candidates=detector, seed=seed)
+    if as_json:
+        left_out = {
+            kind: dict(zip(("detector", "rank"), each, strict=True)) for kind, each in found.leave_one_kind_out.items()
+        }
+        rows = [{"detector": row.spec, "utility": row.utility, "auroc": dict(row.auroc)} for row in found.candidates]
+        record = {
+            "detector": found.detector.spec,
+            "agreement": found.agreement,
+            "standard_error": found.standard_error,
+            "verdict": found.verdict,
+            "leave_one_kind_out": left_out,
+            "candidates": rows,
+        }
+        typer.echo(json.dumps(record))
+        return
+    kinds = list(outliers)
+    typer.echo(f"{'':44} {'utility':>10}  AUROC against {', '.join(kinds)}")
+    chosen = [row for row in found.candidates if row.spec == found.detector.spec]
+    for row in [*chosen, *(other for other in found.candidates[:SHOWN] if other not in chosen)]:
+        cells = " ".join(f"{100 * row.auroc[kind]:5.1f}" for kind in kinds)
+        typer.echo(f"{row.spec:44} {row.utility:10.3f}  {cells}{'  <- chosen' if row in chosen else ''}")
+    for kind, (spec, rank) in found.leave_one_kind_out.items():
+        typer.echo(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
+    notice(found.verdict)

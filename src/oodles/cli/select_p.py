@@ -1,0 +1,86 @@
+"""``oodles select-p``."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from oodles.cli import common
+from oodles.cli.common import load_model, notice, report_skipped, transform
+from oodles.errors import ArgumentError
+
+
+def select_p(
+    images: Annotated[Path, Argument(help="ID training images, to rank the weights.")],
+    held_out: Annotated[Path, Option(help="ID images the network was not trained on.")],
+    model: common.ModelOption,
+    checkpoint: common.CheckpointOption = None,
+    detector: Annotated[str, Option(help="A detector with a sparsifier, whose p to choose.")] = "dice",
+    fine: Annotated[bool, Option("--fine", help="Try values from 0.01 up, not only the paper's six.")] = False,
+    noise: Annotated[int, Option(help="Number of noise images.")] = 1000,
+    seed: Annotated[int, Option(help="Seed of the noise.")] = 0,
+    limit: common.LimitOption = None,
+    out: Annotated[Path | None, Option(help="File for a plot of the curve, .png or .svg.")] = None,
+    head: common.HeadOption = None,
+    size: common.SizeOption = 224,
+    resize: common.ResizeOption = None,
+    mean: common.MeanOption = common.IMAGENET_MEAN,
+    std: common.StdOption = common.IMAGENET_STD,
+    device: common.DeviceOption = None,
+    skip_bad: common.SkipOption = False,
+    as_json: common.JsonOption = False,
+) -> None:
+    """Choose DICE's sparsity p for your network, from ID images and noise alone.
+
+    As in the paper, the outliers are images whose every pixel is N(0, 1). The p with the largest AUROC is
+    chosen; values within one standard error of it are ties, and ties go to the larger p.
+
+    Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
+    """
+    import numpy as np
+
+    from oodles.data.loaders import ImageLoader
+    from oodles.data.readers import open_images
+    from oodles.detectors import LogitDetector, parse
+    from oodles.network.extraction import extract
+    from oodles.paper.sweep import PAPER_GRID
+    from oodles.plots import check_picture, save_figure, selection_curve
+    from oodles.selection.outliers import NoiseImages
+    from oodles.selection.sparsity import FINE_GRID
+    from oodles.selection.sparsity import select_p as choose
+
+    chosen = parse(detector)
+    if not isinstance(chosen, LogitDetector):
+        raise ArgumentError(f"--detector {detector} has no sparsifier, so there is no p to choose")
+    chosen.with_p(0.5)
+    if out is not None:
+        check_picture(out)
+    preprocessing = transform(size, resize, mean, std)
+    loaders = {
+        name: ImageLoader(open_images(path).sample(limit), preprocessing, labels=False, skip_bad=skip_bad)
+        for name, path in (("train", images), ("held_out", held_out))
+    }
+    network = load_model(model, checkpoint)
+    noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)
+    sources: dict[str, Iterable[Any]] = {**loaders, "outliers": noises}
+    parts = {name: extract(network, source, head=head, device=device, labels=False) for name, source in sources.items()}
+    for loader in loaders.values():
+        report_skipped(loader)
+    found = choose(chosen, **parts, grid=FINE_GRID if fine else PAPER_GRID)
+    grid = list(found.curve)
+    curves = [np.array([100 * getattr(found.curve[each], name) for each in grid]) for name in ("auroc", "fpr95")]
+    if out is not None:
+        save_figure(selection_curve(grid, *curves, chosen=found.p), out)
+    if as_json:
+        rows = {str(each): row.as_dict() for each, row in found.curve.items()}
+        record = {"p": found.p, "best": found.best, "standard_error": found.standard_error, "curve": rows}
+        typer.echo(json.dumps(record))
+        return
+    for each, auroc, fpr95 in zip(grid, *curves, strict=True):
+        mark = "  <- chosen" if each == found.p else ""
+        typer.echo(f"p={each:<5g} AUROC {auroc:6.2f}  FPR95 {fpr95:6.2f}{mark}")
+    within = f"within {100 * found.standard_error:.2f} points of the best AUROC (p={found.best:g})"
+    notice(f"{found.detector.spec}: {within}")

@@ -1,0 +1,1 @@
+"""Images from disk to batches: readers, preprocessing, loaders and downloads. Nothing here depends on a network."""

@@ -1,0 +1,154 @@
+"""Image sets as batches for a network, decoded by threads while the network runs."""
+
+import hashlib
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from oodles.data.readers import ImageSet
+from oodles.data.transforms import Transform
+from oodles.errors import DataError
+
+BATCH_SIZE = 256
+MAX_MEMORY = 16_000_000_000
+WORKERS = min(16, max(2, os.cpu_count() or 2))
+
+
+class ImageLoader:
+    """Batches of ``(images, labels)`` or ``images``, decoded by threads ahead of the consumer.
+
+    If images cannot be read, the iteration ends with an error that counts and names them all; with ``skip_bad``
+    they are skipped and listed in ``bad``. ``names`` lists the images yielded so far.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Transform,
+        *,
+        labels: bool = True,
+        skip_bad: bool = False,
+        batch_size: int = BATCH_SIZE,
+        workers: int = WORKERS,
+    ) -> None:
+        self.images = images
+        self.transform = transform
+        self.labelled = labels and images.labels is not None
+        self.skip_bad = skip_bad
+        self.batch_size = batch_size
+        self.workers = workers
+        self.bad: list[str] = []
+        self.names: list[str] = []
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        for pixels, labels in self.pixels():
+            images = self.transform.normalise(pixels)
+            yield images if labels is None else (images, labels)
+
+    def pixels(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The same batches as uint8, with labels if wanted and known."""
+        self.bad, self.names = [], []
+        with ThreadPoolExecutor(self.workers) as pool:
+            ahead: deque[list[Future[_Decoded]]] = deque()
+            total, size = len(self.images), self.batch_size
+            spans = iter([range(start, min(start + size, total)) for start in range(0, total, size)])
+            try:
+                for span in itertools.islice(spans, 2):
+                    ahead.append([pool.submit(self._decode, row) for row in span])
+                while ahead:
+                    decoded = [future.result() for future in ahead.popleft()]
+                    for span in itertools.islice(spans, 1):
+                        ahead.append([pool.submit(self._decode, row) for row in span])
+                    self.bad += [item.problem for item in decoded if item.problem]
+                    if self.bad and not self.skip_bad:
+                        # keep only the messages: the pixels of a large set would not fit in memory
+                        self.bad += [text for part in ahead for future in part if (text := future.result().problem)]
+                        rest = pool.map(lambda row: self._decode(row).problem, itertools.chain.from_iterable(spans))
+                        self.bad += [text for text in rest if text]
+                        raise DataError(self.problem_summary())
+                    good = [item for item in decoded if item.pixels is not None]
+                    if good:
+                        yield self._stack(good)
+            finally:
+                for part in ahead:
+                    for future in part:
+                        future.cancel()
+        if not self.names:
+            raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read")
+
+    def problem_summary(self) -> str:
+        """One line that counts the unreadable images and names the first three."""
+        shown = "; ".join(self.bad[:3]) + ("; ..." if len(self.bad) > 3 else "")
+        return f"{self.images.name}: {len(self.bad)} of {len(self.images)} images cannot be read ({shown})"
+
+    def _decode(self, row: int) -> "_Decoded":
+        try:
+            return _Decoded(row, self.transform(self.images.read(row)), "")
+        except Exception as error:  # one corrupt image must not stop the others
+            return _Decoded(row, None, f"{self.images.names[row]}: {error}")
+
+    def _stack(self, good: Sequence["_Decoded"]) -> tuple[Tensor, Tensor | None]:
+        self.names += [self.images.names[item.row] for item in good]
+        pixels = torch.from_numpy(np.stack([item.pixels for item in good if item.pixels is not None]))
+        if not self.labelled or self.images.labels is None:
+            return pixels, None
+        return pixels, torch.from_numpy(self.images.labels[[item.row for item in good]])
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    row: int
+    pixels: npt.NDArray[np.uint8] | None
+    problem: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """A labelled image set decoded into memory as uint8, for training over many epochs."""
+
+    name: str
+    pixels: Tensor
+    labels: Tensor
+    transform: Transform
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels as the floats that the network expects."""
+        return self.transform.normalise(pixels)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the pixels, the labels and the transform."""
+        digest = hashlib.sha256(repr(self.transform).encode())
+        for part in (self.pixels, self.labels):
+            digest.update(part.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def read_pixels(images: ImageSet, transform: Transform, *, skip_bad: bool = False) -> Pixels:
+    """Decode every image of a labelled set."""
+    if images.labels is None:
+        raise DataError(f"{images.name} has no labels; put the images of each class in a folder of its own")
+    needed = len(images) * 3 * transform.size**2
+    if needed > MAX_MEMORY:
+        raise DataError(
+            f"{images.name}: {len(images):,} images of {transform.size}x{transform.size} take {needed / 1e9:.0f} GB "
+            f"decoded, more than the limit of {MAX_MEMORY / 1e9:.0f} GB; give fewer or smaller images"
+        )
+    loader = ImageLoader(images, transform, skip_bad=skip_bad)
+    parts = [(pixels, labels) for pixels, labels in loader.pixels() if labels is not None]
+    pixels, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Pixels(images.name, pixels, labels, transform, images.classes)

@@ -1,0 +1,62 @@
+"""Preprocessing: from an image to a network's input."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from oodles.data.readers import MAX_PIXELS
+from oodles.errors import ArgumentError, DataError
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Resize the shorter side to ``resize``, centre-crop to ``size``, scale to [0, 1], normalise per channel."""
+
+    size: int
+    resize: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.resize:
+            raise ArgumentError(f"size={self.size} must lie between 1 and resize={self.resize}")
+        if min(self.std) <= 0:
+            raise ArgumentError(f"std={self.std} must be positive in every channel")
+
+    def __call__(self, image: Image.Image) -> npt.NDArray[np.uint8]:
+        """The resized and cropped image as uint8 ``(3, size, size)``; batches are normalised later."""
+        image = image.convert("RGB")
+        width, height = image.size
+        if min(width, height) != self.resize:
+            target = self.resize * width // min(width, height), self.resize * height // min(width, height)
+            if target[0] * target[1] > MAX_PIXELS:
+                resized = f"{target[0]} x {target[1]} when resized"
+                raise DataError(f"{width} x {height} pixels would become {resized}, more than {MAX_PIXELS:,}")
+            image = image.resize(target, Image.Resampling.BILINEAR)
+            width, height = image.size
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        pixels = np.asarray(image.crop((left, top, left + self.size, top + self.size)))
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels ``(n, 3, h, w)`` as the floats that the network expects."""
+        mean, std = (torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        return (pixels.float() / 255 - mean) / std
+
+    def as_record(self) -> dict[str, Any]:
+        """The settings as plain values, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Transform":
+        """The transform that :meth:`as_record` described."""
+        return cls(record["size"], record["resize"], tuple(record["mean"]), tuple(record["std"]))
+
+
+CIFAR = Transform(32, 32, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+IMAGENET = Transform(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,0 +1,101 @@
+"""Variants of Mahalanobis on embeddings: relative, normalised, and as a Gaussian mixture."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
+
+from oodles.detectors.base import Detector, Statistics
+from oodles.detectors.statistics import ClassMoments, Statistic
+from oodles.detectors.tied_gaussian import TiedGaussian
+from oodles.features import Features, Head
+
+
+class _OnEmbeddings(Detector):
+    learns_from = ("embedding", "labels")
+    scores_from = ("embedding",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gaussian = TiedGaussian()
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"moments": ClassMoments()}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        statistics["moments"].add(self.prepare(batch.embedding), batch.column("labels"), batch.classes)
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        self.gaussian.learn(statistics["moments"], "embedding")
+
+    def prepare(self, embedding: Tensor) -> Tensor:
+        """The vectors that distances are measured between."""
+        return embedding
+
+
+class MahalanobisPP(_OnEmbeddings):
+    """Mahalanobis on embeddings of length 1 (Mahalanobis++; Mueller & Hein, ICML 2025)."""
+
+    @override
+    def prepare(self, embedding: Tensor) -> Tensor:
+        return F.normalize(embedding, dim=1)
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        distance: Tensor = self.gaussian(self.prepare(embedding))
+        return -distance
+
+
+class RMDS(_OnEmbeddings):
+    """Mahalanobis distance to the nearest class minus that to all data (relative Mahalanobis; Ren et al., 2021).
+
+    Both distances agree outside the directions that separate classes, so only those are used: with ``theta`` the
+    between-class variances after whitening and ``g``, ``u_c`` the coordinates there, the difference is
+    ``sum (g - u_c)^2 - g^2 / (1 + theta)``. Two large numbers are never subtracted from each other.
+    """
+
+    shrink_: Tensor
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        super().learn(statistics, head)
+        # rotate the whitened space so that its axes separate classes, and drop the axes that do not
+        moments: ClassMoments = statistics["moments"]
+        counts = moments.counts[moments.counts > 0]
+        centres = self.gaussian.centres_.double()
+        between = (centres * (counts / counts.sum())[:, None]).T @ centres
+        theta, axes = torch.linalg.eigh(between)
+        kept = theta > 1e-10 * theta[-1].clamp(min=1e-300)
+        self.gaussian.whitening_ = (self.gaussian.whitening_.double() @ axes[:, kept]).float()
+        self.gaussian.centres_ = (centres @ axes[:, kept]).float()
+        self.shrink_ = (1 / (1 + theta[kept])).float()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        g = self.gaussian.whiten(embedding)
+        return (self.shrink_ * g.square()).sum(dim=1) - self.gaussian.nearest(g)
+
+
+class GaussianMixture(_OnEmbeddings):
+    """Log density of a mixture of one Gaussian per class with a shared covariance, up to a constant.
+
+    ``logsumexp_c (log(n_c / N) - d_c / 2)``: Mahalanobis with every class counted, not only the nearest.
+    """
+
+    prior_: Tensor
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        super().learn(statistics, head)
+        counts = statistics["moments"].counts
+        self.prior_ = (counts[counts > 0] / counts.sum()).log().float()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        g = self.gaussian.whiten(embedding)
+        distances = self.gaussian.relative_distances(g)
+        excess = distances - distances.amin(dim=1, keepdim=True)
+        return torch.logsumexp(self.prior_ - excess / 2, dim=1) - self.gaussian.nearest(g) / 2

@@ -1,0 +1,108 @@
+"""Sparsifiers: which weights of the last layer are kept. DICE, and the ablations of its paper."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from oodles.detectors.logit import ScoreFunction, Shapes, Sparsifier
+from oodles.errors import ArgumentError
+from oodles.functional import contribution, energy, keep_largest, keep_random, keep_units
+
+LARGEST_SEED = 2**31 - 1
+
+
+class DICE(Sparsifier):
+    """Keep only the weights that contribute most on ID data, then score with the energy (Sun & Li, ECCV 2022).
+
+    ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet.
+    With ``shape=ReAct(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP.
+    """
+
+    needs = ("mean",)
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_largest(contribution(weight, mean), self.p)
+
+
+class BottomK(Sparsifier):
+    """Keep the weights that contribute least (an ablation of Sun & Li, ECCV 2022)."""
+
+    needs = ("mean",)
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_largest(-contribution(weight, mean), self.p)
+
+
+class TopBottomK(Sparsifier):
+    """Keep the weights whose contributions are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
+
+    needs = ("mean",)
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_largest(contribution(weight, mean).abs(), self.p)
+
+
+class WeightPruning(Sparsifier):
+    """Keep the weights that are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_largest(weight.abs(), self.p)
+
+
+class UnitPruning(Sparsifier):
+    """Keep whole units with the largest weight vectors or mean activations (an ablation of Sun & Li, ECCV 2022)."""
+
+    def __init__(
+        self, *, p: float = 0.9, by: str = "weight", shape: Shapes = (), score: ScoreFunction = energy
+    ) -> None:
+        super().__init__(p=p, shape=shape, score=score)
+        if by not in ("weight", "activation"):
+            raise ArgumentError(f"by={by!r} must be 'weight' (the paper) or 'activation'")
+        self.by = by
+        self.needs = () if by == "weight" else ("mean",)
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(weight.double(), dim=0) if self.by == "weight" else mean
+        return keep_units(size, self.p, weight.shape[0])
+
+
+class _Seeded(Sparsifier):
+    def __init__(self, *, p: float = 0.9, seed: int = 0, shape: Shapes = (), score: ScoreFunction = energy) -> None:
+        super().__init__(p=p, shape=shape, score=score)
+        self.seed = check_seed(seed)
+
+
+class RandomK(_Seeded):
+    """Keep a fixed random selection of contributions (an ablation of Sun & Li, ECCV 2022)."""
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_random(tuple(weight.shape), self.p, 2 * self.seed)
+
+
+class WeightDropout(_Seeded):
+    """Keep a fixed random selection of weights: random-k with another draw (an ablation of Sun & Li, ECCV 2022)."""
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_random(tuple(weight.shape), self.p, 2 * self.seed + 1)
+
+
+class UnitDropout(_Seeded):
+    """Keep a fixed random selection of whole units (an ablation of Sun & Li, ECCV 2022)."""
+
+    @override
+    def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
+        return keep_random((1, weight.shape[1]), self.p, self.seed).expand(weight.shape[0], -1)
+
+
+def check_seed(seed: int) -> int:
+    """The seed, if a random generator takes it."""
+    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise ArgumentError(f"seed={seed} must be a whole number from 0 to 2**31 - 1")
+    return seed

@@ -1,0 +1,169 @@
+"""Detectors that compare logits with those of training rows: KL matching, temperature scaling, OpenMax."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from oodles.detectors.base import Detector, Statistics
+from oodles.detectors.statistics import ClassMeans, RowSample, Statistic
+from oodles.errors import ArgumentError, FitWarning
+from oodles.features import Features, Head
+from oodles.functional import msp
+
+SAMPLE = 50_000
+FLOOR = 1e-30  # smaller probabilities are set to this, because 0 log 0 would be NaN
+LARGEST_INVERSE = 1e3
+"""Largest inverse temperature: if every row is classified correctly, the likelihood has no maximum."""
+
+
+class KLMatching(Detector):
+    """Minus the KL divergence from the nearest class's mean softmax (KL matching; Hendrycks et al., ICML 2022).
+
+    ``-min_k KL(softmax(z) || d_k)``, as the entropy plus ``max_k softmax(z) . log d_k``: one product.
+    """
+
+    learns_from = ("logits",)
+    scores_from = ("logits",)
+    templates_: Tensor
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"softmax": ClassMeans()}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        probability = torch.softmax(batch.logits.double(), dim=1)
+        statistics["softmax"].add(probability, batch.logits.argmax(dim=1), batch.classes)
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        means = statistics["softmax"]
+        self.templates_ = means.values()[means.counts > 0].clamp(min=FLOOR).log().float()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        log_probability = torch.log_softmax(logits, dim=1)
+        probability = log_probability.exp()
+        nearest: Tensor = (probability @ self.templates_.T).amax(dim=1)
+        return nearest - (probability * log_probability).sum(dim=1)
+
+
+class _OnLabelledLogits(Detector):
+    learns_from = ("logits", "labels")
+    scores_from = ("logits",)
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"rows": RowSample(SAMPLE)}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        statistics["rows"].add(with_labels(batch))
+
+
+class TempScale(_OnLabelledLogits):
+    """Maximum softmax probability at the temperature that fits labelled rows best (Guo et al., ICML 2017).
+
+    Fit it on held-out rows, because a network is overconfident on its training rows. The likelihood is
+    concave in 1 / T, so Newton steps inside a bracket find its maximum.
+    """
+
+    temperature_: Tensor
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        rows = statistics["rows"].rows().double()
+        logits, labels = rows[:, :-1], rows[:, -1].long()
+        own = logits.gather(1, labels[:, None])[:, 0]
+        low, high, inverse = 0.0, LARGEST_INVERSE, 1.0
+        for _ in range(60):
+            probability = torch.softmax(inverse * logits, dim=1)
+            mean = (probability * logits).sum(dim=1)
+            slope = float((mean - own).mean())
+            low, high = (low, inverse) if slope > 0 else (inverse, high)
+            curvature = float(((probability * logits.square()).sum(dim=1) - mean.square()).mean())
+            step = inverse - slope / curvature if curvature > 0 else (low + high) / 2
+            inverse = step if low < step < high else (low + high) / 2
+        self.temperature_ = torch.tensor(1 / max(inverse, 1 / LARGEST_INVERSE))
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        return msp(logits / self.temperature_)
+
+
+class OpenMax(_OnLabelledLogits):
+    """Probability mass moved from known classes to an unknown one (Bendale & Boult, CVPR 2016).
+
+    For every class, an extreme-value distribution is fitted to the ``tail`` largest distances of its correctly
+    classified training logits from their mean. Each of the ``top`` largest logits of an input is reduced by the
+    probability that its distance from that class is extreme; what is taken away becomes the logit of the unknown class,
+    and ``s = logsumexp(remaining) - unknown``. Logits are first shifted to be non-negative, because fractions of
+    negative ones would reverse the ranking.
+    """
+
+    centres_: Tensor
+    place_: Tensor
+    width_: Tensor
+
+    def __init__(self, *, tail: int = 20, top: int = 10) -> None:
+        super().__init__()
+        if tail < 2 or top < 1:
+            raise ArgumentError(f"tail={tail} must be at least 2 and top={top} at least 1")
+        self.tail = tail
+        self.top = top
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        rows = statistics["rows"].rows().double()
+        logits, labels = rows[:, :-1], rows[:, -1].long()
+        correct = logits.argmax(dim=1) == labels
+        if not correct.any():
+            warnings.warn(f"{self}: no training row is classified correctly", FitWarning, stacklevel=2)
+        classes = logits.shape[1]
+        centres = torch.zeros(classes, classes, dtype=torch.float64)
+        place, width = torch.full((classes,), torch.inf), torch.ones(classes)
+        for label in range(classes):
+            mine = logits[correct & (labels == label)]
+            if len(mine) == 0:
+                continue
+            centres[label] = mine.mean(dim=0)
+            distance = torch.linalg.vector_norm(mine - centres[label], dim=1)
+            # two rows are equally far from their mean and say nothing about the tail, so their class keeps its logit
+            if len(mine) >= 3 and distance.max() > distance.min():
+                place[label], width[label] = fit_tail(distance.topk(min(self.tail, len(mine))).values)
+        self.centres_, self.place_, self.width_ = centres.float(), place.float(), width.float()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        distance = torch.cdist(logits, self.centres_, compute_mode="donot_use_mm_for_euclid_dist")
+        improbable = -torch.expm1(-((distance - self.place_) / self.width_).clamp(max=30).exp())
+        count = min(self.top, logits.shape[1])
+        weights = torch.arange(count, 0, -1, device=logits.device, dtype=logits.dtype) / count
+        places = logits.topk(count, dim=1).indices
+        share = torch.zeros_like(logits).scatter(1, places, weights.expand_as(places)) * improbable
+        positive = logits - logits.amin(dim=1, keepdim=True)
+        return torch.logsumexp(positive * (1 - share), dim=1) - (positive * share).sum(dim=1)
+
+
+def with_labels(batch: Features) -> Tensor:
+    """Logits with the label as a last column."""
+    return torch.cat([batch.logits.float().cpu(), batch.column("labels").float().cpu()[:, None]], dim=1)
+
+
+def fit_tail(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum-likelihood place and width of the distribution ``1 - exp(-exp((d - place) / width))``.
+
+    The width solves ``width = sum d w / sum w - mean d`` with ``w = exp(d / width)``, by bisection. It is the
+    limit of the authors' Weibull distribution, which they fit to distances shifted by ten thousand.
+    """
+    top = distances.max()
+    low, high = torch.zeros((), dtype=distances.dtype), top - distances.mean()
+    for _ in range(80):
+        middle = (low + high) / 2
+        weight = ((distances - top) / middle).exp()
+        wider = (distances * weight).sum() / weight.sum() - distances.mean() > middle
+        low, high = torch.where(wider, middle, low), torch.where(wider, high, middle)
+    width = (low + high) / 2
+    return top + width * ((distances - top) / width).exp().mean().log(), width

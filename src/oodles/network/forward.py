@@ -1,0 +1,67 @@
+"""``ForwardPass``: one pass of a network over images gives columns: embedding, logits and inner layers."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from oodles.columns import LAYER, Columns
+from oodles.errors import ArgumentError
+from oodles.network.head import LocatedHead, locate_head
+from oodles.network.taps import Tap, logits_of
+
+HeadName = str | Literal[False] | None
+"""Name of the last linear layer; None to search for it, False to keep only the logits."""
+
+CPU_ROWS = 32  # batch size of convolutional networks on a CPU, small enough for their activations to stay in the caches
+
+
+class Pass(NamedTuple):
+    """The result of a pass: the logits exactly as the model returned them, and the columns."""
+
+    output: Tensor
+    columns: Columns
+
+
+class ForwardPass:
+    """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep."""
+
+    def __init__(self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = ()) -> None:
+        unknown = [name for name in layers if name not in dict(network.named_modules())]
+        if unknown:
+            raise ArgumentError(f"layers= names {unknown[0]!r}, which is not a module of {type(network).__name__}")
+        self.network = network
+        self.head = head
+        self.layers = tuple(layers)
+        self.convolutional = any(isinstance(module, nn.Conv2d) for module in network.modules())
+        self.located: LocatedHead | None = None
+        self._tap: Tap | None = None
+
+    def pieces(self, images: Tensor, batch_size: int | None = None) -> tuple[Tensor, ...]:
+        """The images in batches of the size and memory layout that are fastest for the network."""
+        on_cpu = images.device.type == "cpu" and self.convolutional
+        pieces = torch.split(images, batch_size or (CPU_ROWS if on_cpu else len(images)))
+        if images.ndim == 4 and on_cpu:
+            pieces = tuple(piece.contiguous(memory_format=torch.channels_last) for piece in pieces)
+        return pieces
+
+    def find_head(self, images: Tensor) -> Tap:
+        """A tap on the last layer and the inner ones; the head is located once, on the first images."""
+        if self._tap is None:
+            if self.head is not False:
+                # outside inference mode, because the head's weights take part in backward passes
+                with torch.inference_mode(False), torch.no_grad():
+                    self.located = locate_head(self.network, images, self.head)
+            self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
+        return self._tap
+
+    def run(self, images: Tensor) -> Pass:
+        """One forward pass."""
+        raw, entering, pooled = self.find_head(images)(images)
+        output = logits_of(raw)
+        columns = {"logits": output}
+        if self.located is not None:
+            embedding = self.located.embedding(entering)
+            columns = {"embedding": embedding, "logits": self.located.logits(embedding, output)}
+        return Pass(output, columns | {LAYER + name: activation for name, activation in pooled.items()})

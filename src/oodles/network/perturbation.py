@@ -1,0 +1,115 @@
+"""Input steps: images moved a small step against the sign of a gradient, and the network's response."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oodles.columns import Columns
+from oodles.errors import ArgumentError, HeadError
+from oodles.features import Objective, Step
+from oodles.network.forward import CPU_ROWS, ForwardPass, HeadName, Pass
+from oodles.network.taps import eval_mode, unwrap
+
+
+def run_with_steps(forward: ForwardPass, images: Tensor, steps: Sequence[Step]) -> Pass:
+    """One pass over the images and one more per step; each distinct objective costs one backward pass."""
+    if not steps:
+        return forward.run(images)
+    objectives = dict.fromkeys(step.objective for step in steps)
+    first, gradients = _gradients(forward, images, objectives)
+    columns = {name: column.detach() for name, column in first.columns.items()}
+    for step in steps:
+        after = forward.run(step.move(images, gradients[step.objective])).columns
+        columns[step.column] = after[step.keep]
+    return Pass(first.output.detach(), columns)
+
+
+def perturb(
+    model: nn.Module,
+    images: Tensor,
+    objective: Objective,
+    epsilon: float,
+    *,
+    std: Sequence[float] = (),
+    head: HeadName = None,
+    layers: Sequence[str] = (),
+    batch_size: int | None = None,
+) -> Tensor:
+    """``images`` moved by ``-epsilon * sign(gradient of objective)``, in eval mode, batch by batch.
+
+    ``objective`` receives ``embedding``, ``logits`` and ``layer.<name>`` for each of ``layers``, and returns one
+    number per image. With ``std`` the step is divided by it per channel. The model's parameters, their
+    ``.grad``, its training flags and hooks are left as they were.
+    """
+    step = Step("", objective, epsilon, std=tuple(std))
+    with eval_mode(model) as device:
+        forward = ForwardPass(unwrap(model), head, layers)
+        moved = [
+            step.move(part, _gradients(forward, part, [objective])[1][objective])
+            for part in forward.pieces(images.to(device), batch_size)
+        ]
+    return torch.empty_like(images).copy_(torch.cat(moved))  # in the memory layout and on the device of the images
+
+
+def fgsm(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    size: float = 0.05,
+    bounds: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Adversarial images: a step of ``size`` along the sign of the loss gradient (Goodfellow et al., ICLR 2015).
+
+    They are clamped to ``bounds``, by default the smallest and largest value of each channel among ``images``.
+    """
+    low, high = channel_bounds(images) if bounds is None else bounds
+    adversarial = []
+    for part, classes in zip(torch.split(images, CPU_ROWS), torch.split(labels, CPU_ROWS), strict=True):
+        moved = perturb(model, part, _loss(classes), -size, head=False)
+        adversarial.append(torch.maximum(torch.minimum(moved, high), low))
+    return torch.cat(adversarial)
+
+
+def channel_bounds(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each channel, in a shape that broadcasts against images."""
+    others = [axis for axis in range(images.ndim) if axis != 1]
+    return images.amin(dim=others, keepdim=True), images.amax(dim=others, keepdim=True)
+
+
+def _loss(labels: Tensor) -> Objective:
+    def cross_entropy(columns: Columns) -> Tensor:
+        return F.cross_entropy(columns["logits"], labels.to(columns["logits"].device), reduction="none")
+
+    return cross_entropy
+
+
+def _gradients(
+    forward: ForwardPass, images: Tensor, objectives: Iterable[Objective]
+) -> tuple[Pass, dict[Objective, Tensor]]:
+    """The network's response to the images, and each objective's gradient with respect to them."""
+    if not images.is_floating_point():
+        raise ArgumentError(f"an input step needs floating-point images, got {images.dtype}; normalise them first")
+    wanted = list(objectives)
+    with torch.no_grad():
+        forward.find_head(images)  # the search for the last layer needs no gradients
+    gradients: dict[Objective, Tensor] = {}
+    # a caller's inference mode would record nothing, and tensors made in it cannot be differentiated
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = (images.clone() if images.is_inference() else images.detach()).requires_grad_()
+        first = forward.run(leaf)
+        for objective in wanted:
+            total = objective(first.columns).sum()
+            gradient = None
+            if total.requires_grad:
+                last = objective is wanted[-1]
+                (gradient,) = torch.autograd.grad(total, leaf, retain_graph=not last, allow_unused=True)
+            if gradient is None:
+                raise HeadError(
+                    f"{type(forward.network).__name__} passes no gradient to its input, which an input step needs; "
+                    "is part of it under no_grad?"
+                )
+            gradients[objective] = gradient
+    return first, gradients

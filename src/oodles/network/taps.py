@@ -1,0 +1,324 @@
+"""Observing a model's forward pass without changing the model.
+
+:func:`eval_mode` puts the model in eval mode and restores it, :class:`Recorder` records every linear operation of a
+pass, and :class:`Tap` returns the inputs of chosen linear operations. Hooks are removed when their ``with`` block ends,
+whatever happens inside.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from oodles.errors import ArgumentError, HeadError
+
+Arguments = tuple[Any, ...]
+Named = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearCall:
+    """One linear operation seen in a pass: ``output = input @ weight.T + bias``."""
+
+    ordinal: int
+    operation: str
+    module: str
+    input_is_modules: bool
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    output: Tensor
+
+    def __str__(self) -> str:
+        classes, width = self.weight.shape
+        return f"{self.module or 'a functional call'} ({self.operation}, {width} -> {classes})"
+
+
+@dataclass(frozen=True)
+class TapPoint:
+    """Where to find a linear operation again: at a module's input, or as the n-th linear operation of the pass."""
+
+    module: str | None
+    ordinal: int
+
+
+@contextmanager
+def eval_mode(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Eval mode, no gradients, on ``device``; training flags and device are restored afterwards.
+
+    Yields the device the model runs on. Parameters are never replaced, so optimisers stay valid.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    original = next(iter(devices), torch.device("cpu"))
+    target = original if device is None else usable_device(device)
+    moved = target != original and len(devices) == 1
+    try:
+        model.eval()
+        if moved:
+            model.to(target)
+        with torch.no_grad():
+            yield target
+    finally:
+        if moved:
+            model.to(original)
+        for module, training in flags:
+            module.training = training
+
+
+def usable_device(name: torch.device | str) -> torch.device:
+    """The device of that name, if tensors can be created on it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ArgumentError(f"device={str(name)!r} cannot be used here ({reason})") from None
+    return device
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside DistributedDataParallel, DataParallel and ``torch.compile`` wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in a model's output: a tensor, ``.logits``, a dict with ``logits``, or the first item of a tuple."""
+    if isinstance(output, Tensor):
+        found: object = output
+    elif hasattr(output, "logits"):
+        found = output.logits
+    elif isinstance(output, Mapping):
+        found = output.get("logits", next(iter(output.values()), None))
+    elif isinstance(output, tuple | list) and output:
+        return logits_of(output[0])
+    else:
+        found = None
+    if not isinstance(found, Tensor):
+        raise HeadError(
+            f"the model returned {type(output).__name__} with no logits in it; return a tensor, an object or dict "
+            "with `logits`, or a tuple whose first item is the logits"
+        )
+    if found.ndim > 2 and found.shape[2:].numel() == 1:
+        found = found.flatten(1)
+    if found.ndim != 2:
+        raise HeadError(f"logits must have shape (rows, classes), the model returned {tuple(found.shape)}")
+    return found
+
+
+class Recorder(TorchFunctionMode):
+    """Records every linear operation of a forward pass, and the module it happened in.
+
+    ``shift`` maps ordinals to vectors that are added to the inputs of those operations: the response of the logits
+    shows whether anything but this operation is applied to the embedding.
+    """
+
+    def __init__(self, model: nn.Module, shift: Mapping[int, Tensor] | None = None) -> None:
+        super().__init__()
+        self.calls: list[LinearCall] = []
+        self.non_affine: set[str] = set()
+        self._model = model
+        self._shift = shift or {}
+        self._thread = get_ident()
+        self._stack: list[tuple[str, object]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> "Recorder":
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(self._enter_module(name)))
+            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter_module(self, name: str) -> Callable[[nn.Module, Arguments], None]:
+        def enter(_: nn.Module, arguments: Arguments) -> None:
+            if get_ident() == self._thread:
+                self._stack.append((name, arguments[0] if arguments else None))
+
+        return enter
+
+    def _leave_module(self, *_: object) -> None:
+        if self._stack and get_ident() == self._thread:
+            self._stack.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Named | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in NON_AFFINE:
+            self.non_affine.add(NON_AFFINE[func])
+        read = LINEAR.get(func)
+        operands = read(*args, **kwargs) if read else None
+        if operands is None:
+            return func(*args, **kwargs)
+        operation, position, entering, weight, bias = operands
+        ordinal = len(self.calls)
+        if ordinal in self._shift:
+            moved = entering + broadcast_units(self._shift[ordinal], entering).to(entering.dtype)
+            if position < len(args):
+                args = (*args[:position], moved, *args[position + 1 :])
+            else:
+                kwargs = {key: moved if value is entering else value for key, value in kwargs.items()}
+        output = func(*args, **kwargs)
+        module, modules_input = self._stack[-1] if self._stack else ("", None)
+        # later operations may write into the output in place
+        copies = entering.clone(), weight, bias, output.clone()
+        self.calls.append(LinearCall(ordinal, operation, module, modules_input is entering, *copies))
+        return output
+
+
+class Tap:
+    """Runs a model and keeps the inputs of chosen linear operations, and the outputs of chosen layers.
+
+    Heads that are modules are read with a hook; only functional ones need a function mode. Several threads may run one
+    model at the same time: each records only its own pass.
+    """
+
+    def __init__(self, model: nn.Module, points: Sequence[TapPoint], layers: Sequence[str] = ()) -> None:
+        modules = dict(model.named_modules())
+        self._model = model
+        self._points = {point: None if point.module is None else modules[point.module] for point in points}
+        self._layers = {name: modules[name] for name in layers}
+
+    def __call__(self, images: Tensor) -> tuple[object, list[Tensor], dict[str, Tensor]]:
+        """The model's output, the inputs at the tap points in order, the layers' pooled outputs by name."""
+        caught: dict[TapPoint, Tensor] = {}
+        activations: dict[str, Tensor] = {}
+        with ExitStack() as stack:
+            for point, module in self._points.items():
+                if module is not None:
+                    stack.callback(module.register_forward_pre_hook(_catch(caught, point)).remove)
+            for name, module in self._layers.items():
+                stack.callback(module.register_forward_hook(_pool(activations, name)).remove)
+            functional = {point.ordinal: point for point, module in self._points.items() if module is None}
+            if functional:
+                stack.enter_context(_Catcher(functional, caught))
+            output = self._model(images)
+        missing = [point for point in self._points if point not in caught]
+        if missing:
+            raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
+        unused = [name for name in self._layers if name not in activations]
+        if unused:
+            raise HeadError(f"layer {unused[0]} did not run for this batch, so it has no activation to keep")
+        return output, [caught[point] for point in self._points], activations
+
+
+def _catch(caught: dict[TapPoint, Tensor], point: TapPoint) -> Callable[[nn.Module, Arguments], None]:
+    thread = get_ident()
+
+    def keep(_: nn.Module, arguments: Arguments) -> None:
+        if get_ident() == thread:
+            caught[point] = arguments[0]
+
+    return keep
+
+
+def _pool(activations: dict[str, Tensor], name: str) -> Callable[[nn.Module, Arguments, object], None]:
+    thread = get_ident()
+
+    def keep(_: nn.Module, __: Arguments, output: object) -> None:
+        if get_ident() == thread:
+            activations[name] = pooled(name, output)
+
+    return keep
+
+
+class _Catcher(TorchFunctionMode):
+    """Keeps the inputs of linear operations by their position in the pass."""
+
+    def __init__(self, points: Mapping[int, TapPoint], caught: dict[TapPoint, Tensor]) -> None:
+        super().__init__()
+        self._points = points
+        self._caught = caught
+        self._seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Named | None = None) -> Any:
+        kwargs = kwargs or {}
+        read = LINEAR.get(func)
+        operands = read(*args, **kwargs) if read else None
+        if operands is not None:
+            point = self._points.get(self._seen)
+            if point is not None:
+                self._caught[point] = operands[2]
+            self._seen += 1
+        return func(*args, **kwargs)
+
+
+def broadcast_units(vector: Tensor, entering: Tensor) -> Tensor:
+    """A vector with one value per unit, reshaped so that it can be added to every row of a linear operation's input."""
+    if entering.ndim == 4:
+        whole = vector.numel() == entering[0].numel()
+        return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, 1, 1)
+    return vector
+
+
+def pooled(name: str, output: object) -> Tensor:
+    """A module's activation averaged over space (``n, c, h, w``) or tokens (``n, t, c``): ``(n, c)``."""
+    if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise HeadError(f"layer {name} returns {shape}; only feature maps, token sequences and vectors can be pooled")
+    if output.ndim == 4:
+        return output.mean(dim=(2, 3))
+    return output.mean(dim=1) if output.ndim == 3 else output
+
+
+# Reading the operands of each linear operation: (operation, position of the input, input, weight, bias)
+
+Operands = tuple[str, int, Tensor, Tensor, Tensor | None]
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operands:  # noqa: A002
+    return "linear", 0, input, weight, bias
+
+
+def _matmul(input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None) -> Operands | None:  # noqa: A002
+    right = other if other is not None else mat2
+    if right is None or right.ndim != 2 or input.ndim < 2:
+        return None
+    return "matmul", 0, input, right.T, None
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: float) -> Operands | None:  # noqa: A002
+    plain = all(scale == 1 for scale in scales.values())
+    return ("addmm", 1, mat1, mat2.T, input) if plain and input.ndim == 1 else None
+
+
+def _conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
+    covers = weight.shape[2:] == input.shape[2:]
+    if input.ndim != 4 or weight.shape[1] != input.shape[1] or not (weight.shape[2:].numel() == 1 or covers):
+        return None
+    return "conv2d", 0, input, weight.flatten(1), bias
+
+
+LINEAR: dict[Any, Callable[..., Operands | None]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.mm: _matmul,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    F.conv2d: _conv2d,
+}
+
+NON_AFFINE: dict[Any, str] = {
+    F.cosine_similarity: "a cosine head",
+    torch.cdist: "a prototype head (distances to class centres)",
+}
