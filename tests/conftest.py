@@ -33,9 +33,9 @@ def features() -> Features:
 
 
 @pytest.fixture
-def oodles_run(workshop, monkeypatch, capsys):
-    """Run ``main`` in the file's own ``workshop`` as the shell would: arguments in, exit code and both streams out."""
-    monkeypatch.chdir(workshop)
+def oodles_run(workspace, monkeypatch, capsys):
+    """Run ``main`` in the file's own ``workspace`` as the shell would: arguments in, exit code and both streams out."""
+    monkeypatch.chdir(workspace)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "200")
 

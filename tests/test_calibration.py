@@ -1,3 +1,5 @@
+"""Thresholds with their guarantee on finite data, conformal p-values, and Benjamini-Hochberg."""
+
 import math
 import re
 from fractions import Fraction
@@ -8,22 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import false_discovery_control, norm
 
-from oodles.calibration import Threshold, calibrate
-from oodles.errors import ArgumentError, DataError
+from oodles.calibration import Threshold, benjamini_hochberg, calibrate, conformal, p_values
+from oodles.detectors import Detector, parse
+from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
+from oodles.features import Features
+from oodles.testing import example_features
 
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 rates = st.sampled_from(RATES)
 
+# Thresholds ---------------------------------------------------------------------------------------
+
 
 def exact(rate: float) -> Fraction:
-    """The rate as it is written in decimals: 0.9 is nine tenths."""
+    """The rate as it is written: 0.9 is exactly nine tenths."""
     return Fraction(str(rate))
 
 
 def brute_force(scores: list[float], rate: float) -> float | None:
-    """The largest of the scores that promises the rate, by the exact chance 1 - k/(n + 1) of each rank k."""
+    """The largest score that guarantees the rate, by the exact probability 1 - k/(n + 1) of each rank k."""
     best = None
     for k, score in enumerate(sorted(scores), start=1):
         if 1 - Fraction(k, len(scores) + 1) >= exact(rate):
@@ -33,65 +40,65 @@ def brute_force(scores: list[float], rate: float) -> float | None:
 
 @settings(max_examples=150, deadline=None)
 @given(scores=st.lists(st.floats(-100, 100) | st.integers(-2, 2).map(float), min_size=1, max_size=120), rate=rates)
-def test_threshold_is_the_best_rank_that_keeps_the_promise(scores: list[float], rate: float) -> None:
+def test_threshold_is_the_largest_score_that_guarantees_the_rate(scores: list[float], rate: float) -> None:
     want = brute_force(scores, rate)
     if want is None:
         with pytest.raises(DataError, match="too few"):
             calibrate(scores, rate)
         return
     threshold = calibrate(scores, rate)
-    assert threshold == Threshold(value=want, id_rate=rate, held_out=len(scores))
+    assert threshold == Threshold(value=want, id_rate=rate, calibration_size=len(scores))
     assert Fraction(int(threshold.is_id(np.array(scores)).sum()), len(scores)) >= exact(rate)
 
 
 @settings(max_examples=60, deadline=None)
 @given(pool=st.lists(st.integers(0, 30), min_size=11, max_size=60), rate=st.sampled_from([0.5, 0.7, 0.9]))
-def test_leaving_each_row_out_in_turn_keeps_the_promise(pool: list[int], rate: float) -> None:
-    """The guarantee itself, with no randomness: any of n + 1 rows may be the new one, ties or not."""
-    kept = 0
+def test_leaving_out_each_score_in_turn_confirms_the_guarantee(pool: list[int], rate: float) -> None:
+    """The guarantee itself, without randomness: any of n + 1 scores may be the new one, with or without ties."""
+    accepted = 0
     for index, new in enumerate(pool):
         others = np.array(pool[:index] + pool[index + 1 :], dtype=np.float64)
-        kept += bool(calibrate(others, rate).is_id(np.float64(new)))
-    assert Fraction(kept, len(pool)) >= exact(rate)
+        accepted += bool(calibrate(others, rate).is_id(np.float64(new)))
+    assert Fraction(accepted, len(pool)) >= exact(rate)
     if len(set(pool)) == len(pool):
-        # and without ties not one row more is accepted than it takes
-        assert kept == len(pool) - math.floor((1 - exact(rate)) * len(pool))
+        # without ties, no more scores are accepted than necessary
+        assert accepted == len(pool) - math.floor((1 - exact(rate)) * len(pool))
 
 
 @pytest.mark.parametrize(("rate", "n"), [(0.95, 19), (0.95, 50), (0.9, 9), (0.9, 100), (0.8, 37)])
 def test_simulated_coverage(rate: float, n: int) -> None:
     generator = np.random.default_rng(n)
-    chances = [norm.sf(calibrate(generator.normal(size=n), rate).value) for _ in range(1500)]
-    error = float(np.std(chances)) / math.sqrt(len(chances))
+    rates_ = [norm.sf(calibrate(generator.normal(size=n), rate).value) for _ in range(1500)]
+    error = float(np.std(rates_)) / math.sqrt(len(rates_))
     want = 1 - math.floor((1 - exact(rate)) * (n + 1)) / (n + 1)
     assert want >= rate
-    assert np.mean(chances) == pytest.approx(want, abs=4 * error)
+    assert np.mean(rates_) == pytest.approx(want, abs=4 * error)
 
 
 @pytest.mark.parametrize(("rate", "n"), [(0.9, 9), (0.8, 4), (0.7, 9), (0.95, 19), (0.99, 99), (0.999, 999)])
-def test_rounding_of_the_rate_costs_no_row(rate: float, n: int) -> None:
-    """``1 - 0.9`` is a little less than a tenth in floating point; nine rows are enough all the same."""
+def test_rounding_of_the_rate_does_not_change_the_rank(rate: float, n: int) -> None:
+    """``1 - 0.9`` is slightly less than a tenth in floating point; nine scores must still be enough."""
     rank = int((1 - exact(rate)) * (n + 1))
     assert rank == (1 - exact(rate)) * (n + 1)
     assert calibrate(np.arange(1.0, n + 1), rate).value == rank
 
 
 @pytest.mark.parametrize("rate", [*RATES, 0.999])
-def test_too_few_rows_says_how_many_it_takes(rate: float) -> None:
+def test_too_few_scores_say_how_many_are_needed(rate: float) -> None:
     least = math.ceil(1 / (1 - exact(rate))) - 1
     for rows in {1, least // 2, least - 1} - {0, least}:
-        with pytest.raises(DataError, match=f"^{rows} held-out .* at least {least}$"):
+        with pytest.raises(DataError, match=f"^{rows} ID scores are too few .* at least {least} are needed$"):
             calibrate(np.zeros(rows), rate)
-    assert calibrate(np.zeros(least), rate).held_out == least
+    assert calibrate(np.zeros(least), rate).calibration_size == least
 
 
 @settings(max_examples=60, deadline=None)
 @given(rate=st.floats(0.5, 0.995), rows=st.integers(1, 50))
-def test_the_number_it_asks_for_is_enough_and_no_more(rate: float, rows: int) -> None:
+def test_the_number_named_in_the_error_is_the_smallest_that_works(rate: float, rows: int) -> None:
     try:
         calibrate(np.zeros(rows), rate)
     except DataError as error:
-        least = int(re.findall(r"at least (\d+)$", str(error))[0])
+        least = int(re.findall(r"at least (\d+) are needed$", str(error))[0])
     else:
         return
     assert least > rows
@@ -111,9 +118,9 @@ def test_ties_are_all_accepted() -> None:
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
 def test_nan_is_never_id(kind: Any) -> None:
     nan, inf = float("nan"), float("inf")
-    decided = Threshold(value=-5.0, id_rate=0.95, held_out=99).is_id(kind([nan, -inf, -5.0, inf, nan]))
+    decided = Threshold(value=-5.0, id_rate=0.95, calibration_size=99).is_id(kind([nan, -inf, -5.0, inf, nan]))
     assert decided.tolist() == [False, False, True, True, False]
-    assert not Threshold(value=-1e300, id_rate=0.95, held_out=99).is_id(kind([nan])).any()
+    assert not Threshold(value=-1e300, id_rate=0.95, calibration_size=99).is_id(kind([nan])).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -121,38 +128,137 @@ def test_torch_and_numpy_calibrate_alike(dtype: torch.dtype) -> None:
     scores = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     threshold = calibrate(scores.requires_grad_(), 0.9)
     assert threshold == calibrate(scores.detach().numpy(), 0.9)
-    # the score the threshold was taken from is itself accepted: no rounding between the two
+    # the score that the threshold equals is itself accepted: no rounding between the two
     accepted = threshold.is_id(scores.detach())
     assert int(accepted.sum()) == 200 - math.floor(0.1 * 201) + 1
     assert torch.equal(accepted, torch.from_numpy(threshold.is_id(scores.detach().numpy())))
 
 
-def test_scores_are_left_as_they_were() -> None:
+def test_scores_are_not_modified() -> None:
     scores = np.arange(100.0)[::-1].copy()
     calibrate(scores)
     assert scores.tolist() == np.arange(100.0)[::-1].tolist()
 
 
 @pytest.mark.parametrize("rate", [0, 1, -0.5, 95, float("nan")])
-def test_rates_that_are_no_fraction_are_refused(rate: float) -> None:
+def test_rates_that_are_not_fractions_are_refused(rate: float) -> None:
     with pytest.raises(ArgumentError, match=r"0\.95, not 95"):
         calibrate(np.arange(100.0), rate)
 
 
 @pytest.mark.parametrize("scores", [[], [[1.0] * 50], 3.0])
-def test_scores_that_are_no_row_are_refused(scores: Any) -> None:
-    with pytest.raises(DataError, match="one non-empty row"):
+def test_scores_of_another_shape_are_refused(scores: Any) -> None:
+    with pytest.raises(DataError, match="non-empty, one-dimensional"):
         calibrate(scores)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
 def test_scores_that_are_not_finite_are_refused(kind: Any, bad: float) -> None:
-    with pytest.raises(DataError, match=r"1 of 31 .* not finite, the first is number 30"):
+    with pytest.raises(DataError, match=r"1 of 31 .* not finite, the first at index 30$"):
         calibrate(kind([1.0] * 30 + [bad]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_threshold_that_decides_nothing_is_refused(value: float) -> None:
-    with pytest.raises(ArgumentError, match="decides nothing"):
-        Threshold(value=value, id_rate=0.95, held_out=20)
+def test_a_threshold_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ArgumentError, match="cannot decide anything"):
+        Threshold(value=value, id_rate=0.95, calibration_size=20)
+
+
+# P-values -----------------------------------------------------------------------------------------
+
+
+def test_p_values_agree_with_counting() -> None:
+    scores, reference = torch.tensor([0.5, 2.0, 2.5, torch.nan, torch.inf]), torch.tensor([1.0, 2.0, 2.0, 3.0])
+    want = [(1 + sum(other <= score for other in reference.tolist())) / 5 for score in scores.tolist()]
+    assert p_values(scores, reference).tolist() == want
+    assert p_values(scores, reference)[3] == 0.2, "a NaN score gets the smallest p-value"
+
+
+@pytest.mark.parametrize("count", [9, 19, 50])
+def test_p_values_are_valid_in_small_samples(count: int) -> None:
+    # for scores from one distribution P(p <= a) is at most a, and exactly a if a (n + 1) is a whole number
+    generator = torch.Generator().manual_seed(count)
+    draws = torch.randn(4000, count + 1, generator=generator)
+    values = np.array([p_values(row[:1], row[1:])[0] for row in draws])
+    for level in (0.1, 0.2, 0.5):
+        fraction = float((values <= level).mean())
+        assert fraction <= level + 3 * np.sqrt(level * (1 - level) / len(values))
+        want = np.floor(level * (count + 1)) / (count + 1)
+        assert abs(fraction - want) <= 4 * np.sqrt(want * (1 - want) / len(values))
+
+
+def test_p_values_are_valid_with_ties() -> None:
+    generator = torch.Generator().manual_seed(3)
+    draws = torch.randint(3, (4000, 20), generator=generator).float()
+    values = np.array([p_values(row[:1], row[1:])[0] for row in draws])
+    assert float((values <= 0.2).mean()) <= 0.2 + 3 * np.sqrt(0.2 * 0.8 / len(values))
+
+
+def test_the_false_discovery_rate_holds_over_a_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    false = []
+    for _ in range(300):
+        reference = torch.randn(200, generator=generator)
+        id_scores, ood_scores = torch.randn(80, generator=generator), torch.randn(20, generator=generator) - 4
+        called = benjamini_hochberg(p_values(torch.cat([id_scores, ood_scores]), reference), 0.1)
+        false.append(called[:80].sum() / max(1, called.sum()))
+        assert called[80:].mean() > 0.3, "some OOD rows must be found"
+    assert np.mean(false) <= 0.1 + 3 * np.std(false) / np.sqrt(len(false))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.2, 0.5]))
+def test_benjamini_hochberg_agrees_with_scipy(values: list[float], level: float) -> None:
+    adjusted = false_discovery_control(values, method="bh")
+    got = benjamini_hochberg(values, level)
+    # at the level itself the two may round differently
+    clear = np.abs(adjusted - level) > 1e-12
+    assert (got == (adjusted <= level))[clear].all()
+
+
+def test_conformal_on_a_detector() -> None:
+    features = example_features(300)
+    with pytest.warns(FitWarning, match="1 of 24 directions do not vary"):
+        detector = parse("mahalanobis").fit(features[:150])
+    found = conformal(detector, features[150:250])
+    values = found.p_values(features[250:])
+    assert values.shape == (50,)
+    assert values.tolist() == p_values(detector.score(features[250:]), detector.score(features[150:250])).tolist()
+    assert 0.3 < values.mean() < 0.7, "p-values of ID rows are uniform"
+    far = Features(features.embedding[:20] + 30, head=features.head)
+    assert (found.p_values(far) == 1 / 101).all()
+    assert found.is_ood(far, fdr=0.05).all()
+    # the same decisions as Benjamini-Hochberg on the p-values of a mixed batch, at two rates that differ
+    mixed = Features(torch.cat([features.embedding[250:], far.embedding]), head=features.head)
+    for fdr in (0.05, 0.6):
+        want = benjamini_hochberg(found.p_values(mixed), fdr)
+        assert found.is_ood(mixed, fdr=fdr).tolist() == want.tolist()
+    assert found.is_ood(mixed, fdr=0.6).sum() > found.is_ood(mixed, fdr=0.05).sum()
+
+
+class FirstLogit(Detector):
+    """The first logit, NaN if it is negative."""
+
+    scores_from = ("logits",)
+
+    def forward(self, embedding: torch.Tensor, logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return logits[:, 0].sqrt()
+
+
+def test_conformal_refuses_what_it_cannot_rank() -> None:
+    with pytest.raises(DataError, match="NaN scores on the calibration set"):
+        conformal(FirstLogit(), Features(logits=torch.tensor([[1.0, 0.0], [-1.0, 0.0]])))
+    with pytest.raises(NotFittedError, match="has not been fitted"):
+        conformal(parse("knn(5)"), example_features())
+
+
+@pytest.mark.parametrize("values", [[], [[0.5]], [1.5], [float("nan")]])
+def test_values_that_are_not_p_values_are_refused(values: list) -> None:
+    with pytest.raises(ArgumentError, match="p-values must be a non-empty list"):
+        benjamini_hochberg(values)
+
+
+@pytest.mark.parametrize("fdr", [0, 1, 2, -0.1, float("nan")])
+def test_false_discovery_rates_that_are_not_fractions_are_refused(fdr: float) -> None:
+    with pytest.raises(ArgumentError, match=f"fdr={fdr} must lie between 0 and 1"):
+        benjamini_hochberg([0.5], fdr)

@@ -1,4 +1,4 @@
-"""The demo a newcomer sees first: its pack, its rows, its files."""
+"""``oodles demo``: its features, its rows and its files."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from rich.console import Console
 from oodles.demo import load_pack, run_demo
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_rows.json"
-"""Written by `oodles demo` when the pack was built; the pack is float16, so any machine gives these to a tenth."""
+"""Rows of `oodles demo` when its features were built. They are float16, so every machine gives these to a tenth."""
 
 
 @pytest.fixture(scope="module")
@@ -23,31 +23,31 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, console.export_text()
 
 
-def test_rows_are_those_of_the_golden_run(ran: tuple[Path, str]) -> None:
+def test_the_rows_are_the_golden_ones(ran: tuple[Path, str]) -> None:
     rows = {(row["detector"], row["ood_set"]): row for row in json.loads((ran[0] / "rows.json").read_text())}
     golden = {(row["detector"], row["ood_set"]): row for row in json.loads(GOLDEN.read_text())}
     assert rows.keys() == golden.keys()
     for key, row in golden.items():
         for metric in ("fpr95", "auroc", "aupr_id", "aupr_ood", "detection_error", "fpr95_ood"):
-            # one of 1,017 ID rows changing sides at the threshold moves FPR95 by a few tenths
+            # a single one of the 1,017 ID rows on the other side of the threshold changes FPR95 by a few tenths
             assert rows[key][metric] == pytest.approx(row[metric], abs=0.004), (key, metric)
 
 
-def test_the_table_shows_everything_and_the_paper_beside_it(ran: tuple[Path, str]) -> None:
+def test_the_table_is_complete_and_shows_the_papers_numbers(ran: tuple[Path, str]) -> None:
     text = ran[1]
-    assert "…" not in text, "a number is cut off at 80 columns"
+    assert "…" not in text, "no number is cut off at 80 columns"
     for word in ("dice(0.9)", "svhn", "average", "(47.2/93.5)", "took", "What differs from the paper"):
         assert word in text, word
 
 
-def test_the_picture_is_a_whole_png(ran: tuple[Path, str]) -> None:
+def test_the_histograms_are_a_complete_png(ran: tuple[Path, str]) -> None:
     with Image.open(ran[0] / "scores.png") as picture:
         picture.load()
         assert picture.width > 800
         assert len(picture.convert("RGB").getcolors(maxcolors=1 << 20)) > 50
 
 
-def test_the_pack_is_small_and_is_what_its_card_says() -> None:
+def test_the_features_are_small_and_match_their_card() -> None:
     train, test, ood, card = load_pack()
     assert {"train": len(train), "test": len(test)} | {name: len(part) for name, part in ood.items()} == card["rows"]
     assert train.width == 342

@@ -1,4 +1,4 @@
-"""``Features`` and ``Head``: what is refused, what comes out of slicing, and the way to disk and back."""
+"""``Features`` and ``Head``: validation, subsets, splits, and saving and loading."""
 
 import itertools
 import shutil
@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oodles import features as features_module
+from oodles import store
+from oodles.detectors import Energy
 from oodles.errors import ArgumentError, DataError, FileError, ShapeError
-from oodles.features import Features, Head, fingerprint
+from oodles.features import Features, Head
 
 ROWS, WIDTH, CLASSES = 23, 6, 4
 
@@ -29,7 +31,7 @@ def make(rows=ROWS, *, seed=0, head=None, layers=True):
     labels = torch.arange(rows) % CLASSES
     inner = {"block.1": rand(rows, 3, seed=seed + 5)} if layers else None
     embedding, head = rand(rows, WIDTH, seed=seed), head or make_head()
-    # with the logits given, not computed per piece, every comparison below can be bit for bit
+    # logits are given, not computed per batch, so that every comparison below can be bit for bit
     return Features(embedding, logits=head(embedding), labels=labels, head=head, layers=inner)
 
 
@@ -54,7 +56,7 @@ def assert_equal(got, wanted):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("column", ["embedding", "logits", "layer"])
-def test_rows_that_are_not_finite_are_counted_and_the_first_is_named(value, column):
+def test_rows_that_are_not_finite_are_counted_and_the_first_is_given(value, column):
     parts = {"embedding": rand(9, WIDTH), "logits": rand(9, CLASSES), "layer": rand(9, 2)}
     parts[column][4, 1] = value
     parts[column][7] = value
@@ -71,9 +73,9 @@ def test_columns_of_different_length_are_refused_with_their_lengths():
 
 
 def test_widths_must_fit_the_head():
-    with pytest.raises(ShapeError, match=rf"embedding has width 7, the head wants {WIDTH}"):
+    with pytest.raises(ShapeError, match=rf"embedding has width 7, but the head needs {WIDTH}"):
         Features(rand(3, 7), head=make_head())
-    with pytest.raises(ShapeError, match=rf"logits has width 9, the head wants {CLASSES}"):
+    with pytest.raises(ShapeError, match=rf"logits has width 9, but the head needs {CLASSES}"):
         Features(rand(3, WIDTH), logits=rand(3, 9), head=make_head())
 
 
@@ -84,43 +86,50 @@ def test_labels_outside_the_classes_are_refused(bad):
         Features(rand(4, WIDTH), labels=labels, head=make_head())
 
 
-def test_labels_must_be_a_row_of_integers():
+def test_labels_must_be_one_dimensional_integers():
     for labels in (torch.zeros(3), torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, dtype=torch.bool)):
         with pytest.raises(ShapeError, match="labels must be integers"):
             Features(rand(3, WIDTH), labels=labels)
 
 
-def test_negative_labels_are_refused_even_where_the_number_of_classes_is_unknown():
+def test_negative_labels_are_refused_even_if_the_number_of_classes_is_unknown():
     with pytest.raises(DataError, match="the first is -1 in row 1"):
         Features(rand(2, WIDTH), labels=torch.tensor([3, -1]))
 
 
-def test_nothing_is_refused():
-    with pytest.raises(DataError, match="without a single row"):
+def test_features_without_rows_or_columns_are_refused():
+    with pytest.raises(DataError, match="features have no rows"):
         Features(torch.empty(0, WIDTH))
     with pytest.raises(DataError, match="embedding or logits"):
         Features(labels=torch.zeros(3, dtype=torch.long))
 
 
 @pytest.mark.parametrize("embedding", [torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 2, dtype=torch.long)])
-def test_an_embedding_is_a_floating_matrix(embedding):
-    with pytest.raises(ShapeError, match="embedding must be a floating tensor"):
+def test_an_embedding_is_a_floating_point_matrix(embedding):
+    with pytest.raises(ShapeError, match="embedding must be a floating-point tensor"):
         Features(embedding)
 
 
 def test_head_checks_its_parts():
     with pytest.raises(ShapeError, match="weight is"):
         Head(torch.zeros(3))
-    with pytest.raises(ShapeError, match=r"bias of shape \(3,\), got \(2,\)"):
+    with pytest.raises(ShapeError, match=r"3 classes need a bias \(3,\), got \(2,\)"):
         Head(torch.zeros(3, 4), torch.zeros(2))
-    with pytest.raises(DataError, match="bias holds NaN"):
+    with pytest.raises(DataError, match="bias contains NaN"):
         Head(torch.zeros(2, 4), torch.tensor([0.0, float("nan")]))
 
 
-# What is in it ----------------------------------------------------------------------------------
+def test_numpy_arrays_are_accepted():
+    embedding = np.random.default_rng(0).random((5, 3), dtype=np.float32)
+    features = Features(embedding, head=Head(torch.eye(3)))
+    assert torch.equal(features.embedding, torch.from_numpy(embedding))
+    assert torch.equal(Energy().score(features), torch.logsumexp(torch.from_numpy(embedding), dim=1))
 
 
-def test_logits_are_computed_from_the_head_where_they_are_not_given():
+# Contents -----------------------------------------------------------------------------------------
+
+
+def test_logits_are_computed_from_the_head_if_they_are_not_given():
     head = make_head()
     features = Features(rand(5, WIDTH), head=head)
     by_hand = torch.stack([head.weight @ row + head.bias for row in features.embedding])
@@ -156,7 +165,7 @@ def test_a_head_without_bias_multiplies_only():
     assert head.same_as(make_head(bias=False))
 
 
-def test_nothing_in_it_can_be_replaced():
+def test_features_are_immutable():
     features = make()
     for name in ("embedding", "logits", "labels", "head", "layers", "width", "classes"):
         with pytest.raises(AttributeError):
@@ -167,15 +176,15 @@ def test_nothing_in_it_can_be_replaced():
         features.head.weight = torch.zeros(1, 1)
 
 
-# Parts of it ------------------------------------------------------------------------------------
+# Subsets ------------------------------------------------------------------------------------------
 
 
 @given(rows=st.integers(1, 40), batch=st.integers(1, 50), cuts=st.lists(st.integers(1, 39), max_size=3))
 def test_batches_are_all_rows_once_and_in_order(rows, batch, cuts):
     whole = make(rows)
     edges = [0, *sorted({cut for cut in cuts if cut < rows}), rows]
-    parted = Features.concat([whole[a:b] for a, b in itertools.pairwise(edges)])
-    pieces = list(parted.batches(batch))
+    parts = Features.concat([whole[a:b] for a, b in itertools.pairwise(edges)])
+    pieces = list(parts.batches(batch))
     assert all(1 <= len(piece) <= batch for piece in pieces)
     for name, column in columns(whole).items():
         assert torch.equal(torch.cat([columns(piece)[name] for piece in pieces]), column)
@@ -189,21 +198,21 @@ def test_batches_are_all_rows_once_and_in_order(rows, batch, cuts):
 )
 def test_slices_are_those_of_the_columns(rows, start, stop, step):
     whole = make(rows)
-    joined = whole if rows < 3 else Features.concat([whole[: rows // 2], whole[rows // 2 :]])
+    parts = whole if rows < 3 else Features.concat([whole[: rows // 2], whole[rows // 2 :]])
     index = slice(start, stop, step)
     wanted = {name: column[index] for name, column in columns(whole).items()}
     if len(wanted["embedding"]) == 0:
-        with pytest.raises(DataError, match="picks no row"):
-            joined[index]
+        with pytest.raises(DataError, match="selects no rows"):
+            parts[index]
         return
-    got = columns(joined[index])
-    assert len(joined[index]) == len(wanted["embedding"])
+    got = columns(parts[index])
+    assert len(parts[index]) == len(wanted["embedding"])
     for name, column in wanted.items():
         assert torch.equal(got[name], column), name
 
 
 @given(picks=st.lists(st.integers(-ROWS, ROWS - 1), min_size=1, max_size=40))
-def test_integer_indices_pick_rows_in_order_and_may_repeat(picks):
+def test_integer_indices_select_rows_in_order_and_may_repeat(picks):
     whole = make()
     got = Features.concat([whole[:9], whole[9:]])[picks]
     for name, column in columns(whole).items():
@@ -218,14 +227,14 @@ def test_masks_keep_the_rows_that_are_true(mask):
         assert_equal(whole[given_mask], whole[kept])
 
 
-def test_one_row_is_asked_for_as_a_slice():
+def test_a_single_index_is_refused_with_the_slice_to_use():
     with pytest.raises(ArgumentError, match=r"features\[3:4\]"):
         make()[3]
 
 
 @pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3), torch.tensor([[1, 2], [3, 4]])])
-def test_an_index_that_is_no_row_of_numbers_never_gives_other_shapes(index):
-    # a scalar that is no Python int, or a matrix, must be refused or pick whole rows, never mangle them
+def test_an_index_that_is_not_one_dimensional_never_gives_other_shapes(index):
+    # a scalar that is not a Python int, or a matrix, is either refused or selects whole rows
     try:
         picked = make()[index]
     except (ArgumentError, ShapeError):
@@ -244,7 +253,7 @@ def test_batches_of_no_rows_are_refused():
         list(make().batches(0))
 
 
-def test_concat_joins_rows_and_keeps_the_head():
+def test_concat_keeps_all_rows_and_the_head():
     first, second = make(5, seed=0), make(7, seed=20)
     joined = Features.concat([first, second])
     assert len(joined) == 12
@@ -253,7 +262,7 @@ def test_concat_joins_rows_and_keeps_the_head():
         assert torch.equal(column, torch.cat([columns(first)[name], columns(second)[name]])), name
 
 
-def test_concat_refuses_other_heads_other_columns_and_nothing():
+def test_concat_refuses_different_heads_different_columns_and_an_empty_list():
     with pytest.raises(ShapeError, match="different heads"):
         Features.concat([make(), make(head=make_head(seed=7))])
     with pytest.raises(ShapeError, match="different heads"):
@@ -266,7 +275,7 @@ def test_concat_refuses_other_heads_other_columns_and_nothing():
         Features.concat([])
 
 
-def test_to_changes_floats_and_leaves_labels_and_the_original():
+def test_to_converts_floats_and_keeps_labels_and_the_original():
     whole = make()
     double = whole.to(dtype=torch.float64)
     assert double.embedding.dtype == double.logits.dtype == double.head.weight.dtype == torch.float64
@@ -276,7 +285,7 @@ def test_to_changes_floats_and_leaves_labels_and_the_original():
     assert whole.embedding.dtype == torch.float32
 
 
-def test_to_half_refuses_what_half_cannot_hold():
+def test_to_half_refuses_overflow():
     embedding = rand(4, WIDTH)
     embedding[2, 0] = 1e5
     with pytest.raises(DataError, match="the first is row 2"):
@@ -288,7 +297,7 @@ def test_to_half_refuses_what_half_cannot_hold():
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    """Shards of five rows, so that a small set is many files."""
+    """Shards of five rows, so that a small set has many files."""
     per_row = WIDTH + CLASSES + 3 + 1
     monkeypatch.setattr(features_module, "SHARD_ELEMENTS", 5 * per_row)
 
@@ -317,7 +326,7 @@ def test_round_trip_of_logits_alone(tmp_path):
     assert (back.width, back.classes) == (0, CLASSES)
 
 
-def test_round_trip_in_half_rounds_the_rows_and_not_the_head(tmp_path):
+def test_round_trip_in_half_precision_rounds_the_rows_but_not_the_head(tmp_path):
     whole = make()
     whole.save(tmp_path / "store", dtype=torch.float16)
     back = Features.load(tmp_path / "store")
@@ -334,11 +343,11 @@ def test_saving_in_half_refuses_overflow(tmp_path):
         Features(embedding).save(tmp_path / "store", dtype=torch.float16)
 
 
-def test_saving_twice_to_one_place_is_refused(tmp_path):
+def test_saving_twice_to_one_folder_is_refused(tmp_path):
     make().save(tmp_path / "store")
     with pytest.raises(FileError):
         make(head=make_head(seed=9)).save(tmp_path / "store")
-    with pytest.raises(DataError, match="holds features already"):
+    with pytest.raises(DataError, match="already holds features"):
         make().save(tmp_path / "store")
     assert_equal(Features.load(tmp_path / "store"), make())
 
@@ -356,7 +365,7 @@ def test_many_shards_read_as_one(tmp_path):
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_shard_is_read_only_when_its_rows_are_touched(tmp_path):
+def test_a_shard_is_read_only_when_its_rows_are_used(tmp_path):
     whole = make()
     whole.save(tmp_path / "store")
     altered = tmp_path / "store" / "shard-00002.safetensors"
@@ -365,25 +374,25 @@ def test_a_shard_is_read_only_when_its_rows_are_touched(tmp_path):
     assert (len(back), back.width, back.classes) == (ROWS, WIDTH, CLASSES)
     assert_equal(back[:10], whole[:10])
     assert_equal(back[15:], whole[15:])
-    for touch in (lambda: back[9:11], lambda: back.embedding, lambda: list(back.batches(3))):
+    for use in (lambda: back[9:11], lambda: back.embedding, lambda: list(back.batches(3))):
         with pytest.raises(FileError, match=r"shard-00002.safetensors was altered"):
-            touch()
+            use()
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_shard_cut_short_or_lost_is_noticed_at_once(tmp_path):
+def test_a_truncated_or_missing_shard_is_detected_on_loading(tmp_path):
     make().save(tmp_path / "store")
     shard = tmp_path / "store" / "shard-00003.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-7])
-    with pytest.raises(FileError, match=rf"shard-00003.* has {len(content) - 7} bytes, not the {len(content)}"):
+    with pytest.raises(FileError, match=rf"shard-00003.* has {len(content) - 7} bytes instead of {len(content)}"):
         Features.load(tmp_path / "store")
     shard.unlink()
-    with pytest.raises(FileError, match=r"shard-00003.* is missing"):
+    with pytest.raises(FileError, match=r"shard-00003.* but missing"):
         Features.load(tmp_path / "store")
 
 
-def test_an_altered_head_is_refused_at_once(tmp_path):
+def test_an_altered_head_is_refused_on_loading(tmp_path):
     make().save(tmp_path / "store")
     (head,) = (tmp_path / "store").glob("head-*.safetensors")
     alter(head)
@@ -391,14 +400,22 @@ def test_an_altered_head_is_refused_at_once(tmp_path):
         Features.load(tmp_path / "store")
 
 
-def test_rows_are_mapped_and_not_copied(tmp_path):
+def test_rows_are_memory_mapped_and_not_copied(tmp_path):
     make().save(tmp_path / "store")
     back = Features.load(tmp_path / "store")
     shard, maps = str(tmp_path / "store" / "shard-00000.safetensors"), Path("/proc/self/maps")
     assert shard not in maps.read_text()
-    held = back[2:5].embedding
+    part = back[2:5].embedding
     assert shard in maps.read_text()
-    assert torch.equal(held, make().embedding[2:5])
+    assert torch.equal(part, make().embedding[2:5])
+
+
+def test_columns_that_share_memory_are_saved(tmp_path):
+    shared = rand(5, 3)
+    Features(shared, head=Head(torch.eye(3)), layers={"same": shared}).save(tmp_path / "store")
+    back = Features.load(tmp_path / "store")
+    assert torch.equal(back.layers["same"], shared)
+    assert torch.equal(back.embedding, shared)
 
 
 def test_a_store_can_be_moved(tmp_path):
@@ -407,18 +424,86 @@ def test_a_store_can_be_moved(tmp_path):
     assert_equal(Features.load(tmp_path / "there"), make())
 
 
-# Fingerprints -----------------------------------------------------------------------------------
+# Splits -------------------------------------------------------------------------------------------
 
 
-def test_fingerprints_tell_names_types_shapes_and_bits_apart():
-    ones = torch.ones(2, 3)
-    same = {"a": ones, "b": torch.zeros(1)}
-    assert fingerprint(same) == fingerprint({"b": torch.zeros(1), "a": torch.ones(3, 2).T})
-    others = [
-        {"a": ones},
-        {"c": ones, "b": torch.zeros(1)},
-        {"a": ones.reshape(3, 2), "b": torch.zeros(1)},
-        {"a": ones.int(), "b": torch.zeros(1)},
-        {"a": ones, "b": -torch.zeros(1)},
+@pytest.mark.parametrize("rows", [100, 101, 104, 137, 1235])
+def test_split_holds_out_a_fifth_by_a_fixed_shuffle_in_the_original_order(rows):
+    whole = make(rows)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = set(order[: rows // 5])
+    for features in (whole, Features.concat([whole[:7], whole[7:60], whole[60:]])):
+        first, second = features.split()
+        assert_equal(first, whole[[row for row in range(rows) if row not in held_out]])
+        assert_equal(second, whole[[row for row in range(rows) if row in held_out]])
+        assert first.head is second.head is whole.head
+
+
+@given(
+    rows=st.integers(100, 130), fraction=st.floats(0, 1, exclude_min=True, exclude_max=True), seed=st.integers(0, 99)
+)
+def test_split_gives_every_row_to_exactly_one_part(rows, fraction, seed):
+    features = Features(torch.arange(rows, dtype=torch.float32)[:, None])
+    first, second = (part.embedding.flatten().tolist() for part in features.split(fraction, seed=seed))
+    assert sorted(first + second) == list(range(rows))
+    assert first == sorted(first)
+    assert second == sorted(second)
+    assert len(second) == max(1, int(fraction * rows))
+
+
+def test_split_depends_on_its_seed_alone():
+    features = make(120)
+    torch.manual_seed(1)
+    _, one = features.split(0.3, seed=4)
+    torch.manual_seed(2)
+    _, again = features.split(0.3, seed=4)
+    assert_equal(one, again)
+    assert not torch.equal(one.embedding, features.split(0.3, seed=5)[1].embedding)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_split_refuses_fractions_outside_the_open_interval(fraction):
+    with pytest.raises(ArgumentError, match=f"fraction={fraction} must lie strictly between 0 and 1"):
+        make(120).split(fraction)
+
+
+def test_split_refuses_too_few_rows():
+    with pytest.raises(DataError, match=r"rows=99,.* is too small to split, which needs 100 rows"):
+        make(99).split()
+    assert [len(part) for part in make(100).split()] == [80, 20]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_split_reads_no_shard_of_a_store_until_its_rows_are_used(tmp_path, monkeypatch):
+    whole = make(120)
+    whole.save(tmp_path / "store")
+    assert len(list((tmp_path / "store").glob("shard-*"))) == 24
+    reads = []
+    columns_of = store.Shard.columns
+
+    def recorded(shard):
+        reads.append(shard.path.name)
+        return columns_of(shard)
+
+    monkeypatch.setattr(store.Shard, "columns", recorded)
+    first, second = Features.load(tmp_path / "store").split()
+    assert [(len(part), part.width, part.classes) for part in (first, second)] == [
+        (96, WIDTH, CLASSES),
+        (24, WIDTH, CLASSES),
     ]
-    assert len({fingerprint(tensors) for tensors in [same, *others]}) == 6
+    assert first.holds("layer.block.1")
+    assert reads == []
+    next(first.batches())
+    assert reads == ["shard-00000.safetensors"]
+    for part, wanted in zip((first, second), whole.split(), strict=True):
+        assert_equal(Features.concat(list(part.batches())), wanted)
+        assert_equal(part, wanted)
+        assert_equal(part[3:9], wanted[3:9])
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_part_of_a_split_can_be_saved(tmp_path):
+    make(120).save(tmp_path / "store")
+    first, _ = Features.load(tmp_path / "store").split()
+    first.save(tmp_path / "part")
+    assert_equal(Features.load(tmp_path / "part"), make(120).split()[0])

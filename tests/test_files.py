@@ -1,4 +1,4 @@
-"""Files that are whole or not there, sealed records, and names that lead elsewhere."""
+"""Atomic writes, records with checksums, and names that point outside a folder."""
 
 import json
 import stat
@@ -7,19 +7,10 @@ import pytest
 import torch
 
 from oodles.errors import FileError
-from oodles.files import (
-    member,
-    read_record,
-    read_tensors,
-    sha256,
-    write_bytes,
-    write_record,
-    write_tensors,
-    write_with,
-)
+from oodles.files import member, read_record, read_tensors, sha256, write_bytes, write_record, write_tensors, write_with
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
     path = tmp_path / "file.json"
     write_bytes(path, b"old")
 
@@ -33,19 +24,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_a_write_makes_its_folder_and_a_file_others_can_read(tmp_path):
+def test_a_write_creates_its_folder_and_a_file_others_can_read(tmp_path):
     path = tmp_path / "a" / "b" / "file"
     write_bytes(path, b"content")
     assert path.read_bytes() == b"content"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_sha256_is_the_one_everybody_computes(tmp_path):
+def test_sha256_of_a_known_file(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")
     assert sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_records_come_back_as_they_were(tmp_path):
+def test_a_record_is_read_as_it_was_written(tmp_path):
     record = {"kind": "thing", "schema": 3, "list": [1, 2.5, None], "text": "größer"}
     write_record(tmp_path / "r.json", record)
     assert read_record(tmp_path / "r.json", kind="thing", schema=3) == record
@@ -55,17 +46,17 @@ def test_a_record_altered_by_one_character_is_refused(tmp_path):
     path = tmp_path / "r.json"
     write_record(path, {"kind": "thing", "schema": 1, "value": 0.25})
     path.write_text(path.read_text().replace("0.25", "0.26"))
-    with pytest.raises(FileError, match=r"r\.json was altered.*seal"):
+    with pytest.raises(FileError, match=r"r\.json was altered.*checksum mismatch"):
         read_record(path, kind="thing", schema=1)
 
 
-def test_a_record_without_a_seal_is_refused(tmp_path):
+def test_a_record_without_a_checksum_is_refused(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps({"kind": "thing", "schema": 1}))
-    with pytest.raises(FileError, match="seal"):
+    with pytest.raises(FileError, match="checksum mismatch"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
 
 
-def test_newer_and_foreign_records_are_refused(tmp_path):
+def test_records_of_another_schema_or_kind_are_refused(tmp_path):
     path = tmp_path / "r.json"
     write_record(path, {"kind": "thing", "schema": 2})
     with pytest.raises(FileError, match="schema 2, this version of oodles reads schema 1"):
@@ -75,27 +66,27 @@ def test_newer_and_foreign_records_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[]", b"17", b"null"])
-def test_what_is_no_record_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_record_is_refused(tmp_path, content):
     (tmp_path / "r.json").write_bytes(content)
     with pytest.raises(FileError, match=r"r\.json"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
 
 
-def test_json_nested_past_all_reason_is_refused(tmp_path):
+def test_json_nested_too_deeply_is_refused(tmp_path):
     (tmp_path / "r.json").write_text('{"kind":' + "[" * 200_000)
     with pytest.raises(FileError, match=r"r\.json"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
 
 
 def test_a_missing_record_and_a_folder_in_its_place_are_refused(tmp_path):
-    with pytest.raises(FileError, match="really a saved thing"):
+    with pytest.raises(FileError, match="does not hold a saved thing"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
     (tmp_path / "r.json").mkdir()
     with pytest.raises(FileError, match=r"r\.json"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
 
 
-def test_tensors_come_back_bit_for_bit(tmp_path):
+def test_tensors_are_read_bit_for_bit(tmp_path):
     tensors = {
         "a": torch.randn(3, 4).T,
         "b": torch.tensor(float("nan")),
@@ -113,14 +104,14 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
         assert torch.equal(back[name].isnan(), tensor.isnan())
 
 
-def test_other_tensors_get_another_name(tmp_path):
+def test_different_tensors_have_different_file_names(tmp_path):
     first = write_tensors(tmp_path, "stem", {"a": torch.zeros(2)})
     second = write_tensors(tmp_path, "stem", {"a": torch.ones(2)})
     assert first["file"] != second["file"]
     assert torch.equal(read_tensors(tmp_path, first)["a"], torch.zeros(2))
 
 
-def test_altered_lost_and_foreign_tensor_files_are_refused(tmp_path):
+def test_altered_missing_and_invalid_tensor_files_are_refused(tmp_path):
     entry = write_tensors(tmp_path, "stem", {"a": torch.zeros(64)})
     path = tmp_path / entry["file"]
     whole = path.read_bytes()
@@ -137,12 +128,12 @@ def test_altered_lost_and_foreign_tensor_files_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "./x", "x/"])
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
-    with pytest.raises(FileError, match="outside itself"):
+def test_names_that_point_outside_the_folder_are_refused(tmp_path, name):
+    with pytest.raises(FileError, match="outside the folder"):
         member(tmp_path, name)
 
 
-def test_links_are_refused(tmp_path):
+def test_symbolic_links_are_refused(tmp_path):
     (tmp_path / "real").write_bytes(b"content")
     (tmp_path / "link").symlink_to("real")
     assert member(tmp_path, "real") == tmp_path / "real"

@@ -1,21 +1,24 @@
-"""``Guard``: the model's own answer untouched, one pass, and nothing strange ever called in-distribution."""
+"""``Guard``: the model's own logits, one pass, and no invalid input ever called in-distribution."""
 
+import copy
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
-import networks
 import pytest
 import torch
-from networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
-from test_extraction import portrait
+from support import networks
+from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
+from support.snapshots import portrait
 from torch import nn
 
 from oodles.calibration import Threshold, calibrate
-from oodles.detectors import DICE, MSP, Energy, ReAct, parse
-from oodles.errors import ArgumentError, FileError, HeadError, NotFittedError, ShapeError
-from oodles.extraction import extract
+from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, ReAct, parse
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
 from oodles.files import write_record
 from oodles.guard import Guard, Verdict
+from oodles.network.extraction import extract
+from oodles.persistence import load_guard, save_detector
 
 ROWS = 40
 
@@ -27,14 +30,14 @@ def guarded(make=networks.Net, detector=None, *, id_rate=0.9):
     return Guard(model, detector, calibrate(detector.score(features), id_rate)), features
 
 
-# What it answers ----------------------------------------------------------------------------------
+# Verdicts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["Net", "ConvBeforePool", "Tied", "Matmul", "Scaled", "TwoHeads", "ReturnsDict", "Transformer"]
 )
 @pytest.mark.parametrize("spec", ["dice(0.5)", "react(90)+dice(0.5)+msp", "msp", "energy"])
-def test_the_verdict_is_the_models_answer_and_the_detectors_score(name, spec):
+def test_the_verdict_is_the_models_output_and_the_detectors_score(name, spec):
     guard, _ = guarded(getattr(networks, name), parse(spec))
     images = pictures(13, seed=7)
     verdict = guard(images)
@@ -50,14 +53,14 @@ def test_the_verdict_is_the_models_answer_and_the_detectors_score(name, spec):
     assert verdict.is_id.dtype == torch.bool
 
 
-def test_the_label_is_the_dense_networks_and_not_the_sparse_ones():
+def test_the_label_is_that_of_the_dense_network():
     guard, features = guarded(lambda: networks.spread(networks.Net()), DICE(p=0.9))
     sparse = torch.nn.functional.linear(features.embedding, guard.detector.weight_, guard.detector.bias_)
-    assert not torch.equal(sparse.argmax(dim=1), features.logits.argmax(dim=1)), "the test can tell them apart"
+    assert not torch.equal(sparse.argmax(dim=1), features.logits.argmax(dim=1)), "the test distinguishes them"
     assert torch.equal(guard(pictures(ROWS)).label, features.logits.argmax(dim=1))
 
 
-def test_about_the_asked_share_of_the_calibration_images_is_accepted():
+def test_at_least_id_rate_of_the_calibration_images_is_accepted():
     guard, _ = guarded(id_rate=0.75)
     accepted = guard(pictures(ROWS)).is_id
     assert 0.75 * ROWS <= int(accepted.sum()) < ROWS
@@ -77,13 +80,13 @@ def test_an_image_that_is_not_finite_is_never_in_distribution(spec, value, first
     assert not bool(verdict.is_id[2])
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(verdict.score[others], plain.score[others])
-    assert torch.equal(verdict.is_id[others], plain.is_id[others]), "its neighbours are judged as without it"
+    assert torch.equal(verdict.is_id[others], plain.is_id[others]), "the other images are not affected"
 
 
 @pytest.mark.parametrize("spec", ["energy", "max_logit", "msp", "entropy", "dice(0.5)", "react(90)+dice(0.5)"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_nor_is_one_whose_infinity_reaches_the_logits(spec, value):
-    # no batch norm or second convolution on the way to turn inf - inf into NaN: the logits are +inf and -inf,
+def test_an_image_with_infinite_logits_is_never_in_distribution(spec, value):
+    # without a batch norm or second convolution, infinities do not become NaN: the logits are +inf and -inf,
     # their energy is +inf, and a clipped embedding is finite again
     def flat():
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
@@ -96,8 +99,8 @@ def test_nor_is_one_whose_infinity_reaches_the_logits(spec, value):
 
 @pytest.mark.filterwarnings("ignore:.*returns probabilities")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_a_strange_first_image_does_not_spoil_the_guard_for_the_rest(value):
-    # the head is looked for with the first batch, so what is in it must not decide what is found
+def test_an_invalid_first_image_does_not_affect_later_batches(value):
+    # the head is located on the first batch, whose values must not affect what is found
     def flat():
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
 
@@ -109,29 +112,29 @@ def test_a_strange_first_image_does_not_spoil_the_guard_for_the_rest(value):
     assert torch.equal(guard(pictures(5, seed=3)).score, wanted.score)
 
 
-def test_a_batch_of_nothing_but_nan_is_judged_too():
+def test_a_batch_of_nan_is_not_in_distribution():
     for make in (networks.Net, networks.Scaled):
         guard, _ = guarded(make)
         assert not guard(torch.full((3, 3, 8, 8), float("nan"))).is_id.any()
 
 
-def test_probabilities_as_output_are_scored_by_the_logits_before_them():
-    # the threshold comes from features, which hold the logits before the softmax: so must the score
+def test_a_model_that_returns_probabilities_is_scored_by_its_logits():
+    # the threshold is set on features, which have the logits before the softmax, so the score must use them too
     images = pictures(9, seed=5)
 
-    def judged(spec):
+    def scored(spec):
         guard, _ = guarded(networks.Softmax, parse(spec))
         return guard, guard(images), guard.detector.score(extract(guard.model, [images]))
 
     for spec in ("dice(0.5)", "msp", "energy"):
         with pytest.warns(UserWarning, match="returns probabilities"):
-            guard, verdict, wanted = judged(spec)
+            guard, verdict, wanted = scored(spec)
         with torch.no_grad():
             assert torch.equal(verdict.logits, guard.model(images))
         torch.testing.assert_close(verdict.score, wanted, rtol=1e-5, atol=1e-5)
 
 
-# How it behaves ---------------------------------------------------------------------------------
+# Behaviour as a module ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["dice(0.5)", "msp"])
@@ -144,7 +147,7 @@ def test_one_forward_pass_per_batch(spec):
         assert guard.model.body.calls == before + 1
 
 
-def test_it_stays_in_eval_mode_and_leaves_nothing_behind():
+def test_it_stays_in_eval_mode_and_leaves_the_model_as_it_was():
     guard, _ = guarded()
     assert guard.train() is guard
     assert not any(module.training for module in guard.modules())
@@ -157,23 +160,23 @@ def test_it_stays_in_eval_mode_and_leaves_nothing_behind():
     assert torch.equal(guard.model.body.bn1.running_mean, statistics)
 
 
-def test_it_judges_in_eval_mode_even_while_the_model_is_being_trained_elsewhere():
+def test_it_runs_in_eval_mode_even_if_the_model_is_in_training_mode():
     guard, _ = guarded()
-    calm = guard(pictures(4))
+    before = guard(pictures(4))
     guard.model.train()
     statistics = guard.model.body.bn1.running_mean.clone()
-    assert torch.equal(guard(pictures(4)).logits, calm.logits)
+    assert torch.equal(guard(pictures(4)).logits, before.logits)
     assert torch.equal(guard.model.body.bn1.running_mean, statistics)
 
 
-def test_nothing_carries_gradients():
+def test_nothing_requires_grad():
     guard, _ = guarded()
     verdict = guard(pictures(4).requires_grad_())
     assert not verdict.logits.requires_grad
     assert not verdict.score.requires_grad
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
+def test_a_row_does_not_depend_on_the_others():
     guard, _ = guarded()
     images = pictures(8, seed=4)
     whole = guard(images)
@@ -183,14 +186,107 @@ def test_a_row_does_not_depend_on_its_neighbours():
         assert one.label[0] == whole.label[row]
 
 
-# What it refuses --------------------------------------------------------------------------------
+def test_it_converts_to_another_precision():
+    guard, _ = guarded()
+    plain = guard(pictures(9)).score
+    wide = copy.deepcopy(guard).double()(pictures(9).double()).score
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide, plain.double(), rtol=1e-4, atol=0)
 
 
-def test_what_it_is_made_of_is_checked():
+def test_autocast_does_not_affect_the_scores():
+    # not every processor has half-precision kernels, so the model needs none
+    class Sums(nn.Module):
+        def forward(self, images):
+            return images.sum(dim=3).flatten(1)
+
+    class Watched(MSP):
+        def forward(self, embedding, logits):
+            assert not torch.is_autocast_enabled("cpu")
+            return super().forward(embedding, logits)
+
+    features = extract(Sums(), [pictures(40)], head=False)
+    guard = Guard(Sums(), Watched(), calibrate(MSP().score(features)), head=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        verdict = guard(pictures(40))
+    assert torch.equal(verdict.score, MSP().score(features))
+
+
+def test_threads_may_share_a_guard_from_its_first_call():
+    serial, _ = guarded()
+    want = [serial(pictures(4, seed=seed)).score for seed in range(24)]
+    shared, _ = guarded()
+    guard = Guard(shared.model, shared.detector, shared.threshold, head="fc")
+    with ThreadPoolExecutor(6) as pool:
+        got = list(pool.map(lambda seed: guard(pictures(4, seed=seed)).score, range(24)))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+# Guard.fit ----------------------------------------------------------------------------------------
+
+
+TRAIN, CALIBRATION = batched(120, 40), batched(60, 20, seed=9)
+
+
+def fitted_by_hand(features, held_out, id_rate):
+    detector = DICE(p=0.5).fit(features)
+    return detector, calibrate(detector.score(held_out), id_rate)
+
+
+@pytest.mark.parametrize("head", [None, "fc"])
+@pytest.mark.parametrize("calibration", [CALIBRATION, None], ids=["calibration images", "a fifth of the training rows"])
+def test_fit_equals_its_steps_by_hand(calibration, head):
+    model = seeded(networks.Net)
+    before = portrait(model)
+    guard = Guard.fit(model, TRAIN, calibration=calibration, detector=DICE(p=0.5), id_rate=0.8, head=head)
+    assert {**portrait(model), "training": before["training"]} == before
+    features = extract(model, TRAIN)
+    train, held_out = (features, extract(model, CALIBRATION)) if calibration else features.split()
+    detector, threshold = fitted_by_hand(train, held_out, 0.8)
+    assert guard.threshold == threshold
+    assert torch.equal(guard.detector.weight_, detector.weight_)
+    assert guard.head == head
+    assert guard.model is model
+
+
+def test_fit_uses_the_default_detector_if_none_is_given():
+    guard = Guard.fit(networks.spread(seeded(networks.Net)), TRAIN, calibration=CALIBRATION)
+    assert isinstance(guard.detector, DefaultEnsemble)
+    assert guard.threshold.id_rate == 0.95
+    assert guard.threshold.calibration_size == 60
+
+
+def test_fit_tunes_a_detector_that_needs_the_network_on_the_calibration_images():
+    guard = Guard.fit(seeded(networks.Net), TRAIN, calibration=CALIBRATION, detector=ODIN())
+    assert guard.detector.step_size in ODIN.grid
+    assert torch.isfinite(guard(pictures(5)).score).all()
+    with pytest.raises(ArgumentError, match="give calibration images"):
+        Guard.fit(seeded(networks.Net), TRAIN, detector=ODIN())
+
+
+def test_fit_needs_enough_rows_to_hold_some_out():
+    with pytest.raises(DataError, match="too small to split"):
+        Guard.fit(seeded(networks.Net), batched(90, 30), detector=DICE(p=0.5))
+    few = Guard.fit(seeded(networks.Net), batched(90, 30), calibration=CALIBRATION, detector=DICE(p=0.5))
+    assert few.threshold.calibration_size == 60
+
+
+# Invalid arguments --------------------------------------------------------------------------------
+
+
+def test_it_needs_images_and_embeddings():
+    guard, _ = guarded()
+    with pytest.raises(DataError, match="no images"):
+        guard(pictures(4)[:0])
+    with pytest.raises(ArgumentError, match="needs embeddings, which head=False leaves out"):
+        Guard(guard.model, guard.detector, guard.threshold, head=False)
+
+
+def test_detector_and_threshold_are_checked():
     model = seeded(networks.Net)
     with pytest.raises(NotFittedError, match="DICE"):
-        Guard(model, DICE(p=0.5), Threshold(value=0.0, id_rate=0.9, held_out=9))
-    with pytest.raises(ArgumentError, match=r"threshold=0\.5 is no Threshold"):
+        Guard(model, DICE(p=0.5), Threshold(value=0.0, id_rate=0.9, calibration_size=9))
+    with pytest.raises(ArgumentError, match=r"threshold=0\.5 is not a Threshold"):
         Guard(model, MSP(), 0.5)
 
 
@@ -204,7 +300,7 @@ def test_a_detector_of_another_width_is_refused():
 
 def test_a_model_without_a_linear_head_takes_logit_detectors_only():
     model = networks.spread(seeded(networks.Prototypes))
-    features = extract(model, batched(ROWS, 10), layer=False)
+    features = extract(model, batched(ROWS, 10), head=False)
     guard = Guard(model, Energy(), calibrate(Energy().score(features), 0.9))
     torch.testing.assert_close(guard(pictures(ROWS)).score, Energy().score(features))
     dice = guarded()[0].detector
@@ -212,31 +308,31 @@ def test_a_model_without_a_linear_head_takes_logit_detectors_only():
         Guard(model, dice, guard.threshold)(pictures(3))
 
 
-def test_layer_names_the_head():
+def test_the_head_can_be_named():
     guard, _ = guarded()
-    named = Guard(guard.model, guard.detector, guard.threshold, layer="fc")
+    named = Guard(guard.model, guard.detector, guard.threshold, head="fc")
     assert torch.equal(named(pictures(4)).score, guard(pictures(4)).score)
-    with pytest.raises(ArgumentError, match="names no module"):
-        Guard(guard.model, guard.detector, guard.threshold, layer="nowhere")(pictures(4))
+    with pytest.raises(ArgumentError, match="head='nowhere' is not a module of Net"):
+        Guard(guard.model, guard.detector, guard.threshold, head="nowhere")(pictures(4))
 
 
 # On disk ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["dice(0.5)", "react(90)+dice(0.5)+msp", "msp"])
-def test_saved_and_loaded_it_answers_the_same(tmp_path, spec):
+def test_a_loaded_guard_gives_the_same_verdicts(tmp_path, spec):
     guard, _ = guarded(detector=parse(spec))
-    guard.layer = "fc"
+    guard.head = "fc"
     guard.save(tmp_path / "g")
     back = Guard.load(tmp_path / "g", seeded(networks.Net))
     assert back.threshold == guard.threshold
-    assert back.layer == "fc"
+    assert back.head == "fc"
     assert back.detector.spec == guard.detector.spec
     for mine, theirs in zip(back(pictures(9)), guard(pictures(9)), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_saving_again_replaces_the_old_one_and_leaves_no_litter(tmp_path):
+def test_saving_again_replaces_the_old_files(tmp_path):
     first, second = guarded()[0], guarded(detector=ReAct(percentile=80))[0]
     first.save(tmp_path / "g")
     second.save(tmp_path / "g")
@@ -244,7 +340,7 @@ def test_saving_again_replaces_the_old_one_and_leaves_no_litter(tmp_path):
     assert len(list((tmp_path / "g").iterdir())) == 3
 
 
-def test_it_is_put_back_on_its_own_model_only(tmp_path):
+def test_it_is_loaded_with_its_own_model_only(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
     with pytest.raises(FileError, match="guards another model"):
@@ -255,7 +351,7 @@ def test_it_is_put_back_on_its_own_model_only(tmp_path):
         Guard.load(tmp_path / "g", guard.model)
 
 
-def test_tampering_with_any_file_is_noticed(tmp_path):
+def test_a_change_to_any_file_is_detected(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
     files = sorted((tmp_path / "g").iterdir())
@@ -273,18 +369,18 @@ def test_tampering_with_any_file_is_noticed(tmp_path):
     Guard.load(tmp_path / "g", guard.model)
 
 
-def test_a_looser_threshold_written_by_hand_is_noticed(tmp_path):
+def test_a_threshold_edited_by_hand_is_detected(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
     record = tmp_path / "g" / "guard.json"
     content = json.loads(record.read_text())
     content["threshold"]["value"] = -1e9
     record.write_text(json.dumps(content))
-    with pytest.raises(FileError, match="seal"):
+    with pytest.raises(FileError, match="checksum mismatch"):
         Guard.load(tmp_path / "g", guard.model)
 
 
-def test_files_elsewhere_links_and_newer_records_are_refused(tmp_path):
+def test_files_outside_the_folder_links_and_newer_records_are_refused(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
     detector = tmp_path / "g" / "detector.json"
@@ -292,7 +388,7 @@ def test_files_elsewhere_links_and_newer_records_are_refused(tmp_path):
     record.pop("seal")
     (tensors,) = (tmp_path / "g").glob("*.safetensors")
     write_record(detector, {**record, "tensors": {**record["tensors"], "file": "../" + tensors.name}})
-    with pytest.raises(FileError, match="outside itself"):
+    with pytest.raises(FileError, match="outside the folder"):
         Guard.load(tmp_path / "g", guard.model)
     write_record(detector, {**record, "schema": 99})
     with pytest.raises(FileError, match="schema 99"):
@@ -302,3 +398,11 @@ def test_files_elsewhere_links_and_newer_records_are_refused(tmp_path):
     tensors.symlink_to(tmp_path / "moved")
     with pytest.raises(FileError, match="symbolic link"):
         Guard.load(tmp_path / "g", guard.model)
+
+
+def test_a_threshold_is_not_loaded_with_another_detector(tmp_path):
+    guard, features = guarded()
+    guard.save(tmp_path / "g")
+    save_detector(DICE(p=0.9).fit(features), tmp_path / "g")
+    with pytest.raises(FileError, match="another detector than its threshold was set for"):
+        load_guard(tmp_path / "g")

@@ -1,3 +1,5 @@
+"""Metrics against a slow reference that tries every threshold, and against scikit-learn."""
+
 import itertools
 from typing import Any
 
@@ -19,12 +21,12 @@ EXACT = 1e-12
 FIELDS = ("fpr95", "auroc", "aupr_id", "aupr_ood", "detection_error", "fpr95_ood")
 GRID_TYPES = (np.int8, np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64)
 
-# (PARALLEL_FROM, BLOCK): as shipped, one thread in small blocks, two threads in blocks of one or a few
+# (PARALLEL_FROM, BLOCK): large arrays only, one thread with small blocks, two threads with blocks of one or a few
 PATHS = [(1 << 17, 1 << 17), (1 << 30, 3), (1, 1), (2, 5), (1, 1 << 17)]
 
 
 def neighbours(base: float, count: int = 3) -> list[float]:
-    """Numbers around ``base`` that differ in their last bits alone."""
+    """Numbers around ``base`` that differ only in their last bits."""
     around = [base]
     for _ in range(count):
         around = [np.nextafter(around[0], -np.inf), *around, np.nextafter(around[-1], np.inf)]
@@ -55,12 +57,12 @@ def evaluated(ids: Any, oods: Any, path: tuple[int, int] = PATHS[0]) -> dict[str
     return {name: getattr(row, name) for name in FIELDS}
 
 
-# Beside the twin --------------------------------------------------------------------------------
+# Against the reference ----------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)
 @given(scores=pairs, path=paths)
-def test_evaluate_agrees_with_every_threshold_tried(scores: tuple[Array, Array], path: tuple[int, int]) -> None:
+def test_evaluate_agrees_with_the_reference(scores: tuple[Array, Array], path: tuple[int, int]) -> None:
     assert evaluated(*scores, path) == pytest.approx(slow.everything(*scores), abs=EXACT)
 
 
@@ -72,8 +74,8 @@ def test_scores_that_differ_in_the_last_bit_are_not_ties(scores: tuple[Array, Ar
 
 @settings(max_examples=60, deadline=None)
 @given(ids=infinite, oods=infinite, path=paths)
-def test_infinities_are_values_like_others(ids: Array, oods: Array, path: tuple[int, int]) -> None:
-    # whether they also come without a warning is a test of its own, below
+def test_infinities_are_ordinary_values(ids: Array, oods: Array, path: tuple[int, int]) -> None:
+    # that there are no warnings is tested separately below
     with np.errstate(all="ignore"):
         got = evaluated(ids, oods, path)
     assert got == pytest.approx(slow.everything(ids, oods), abs=EXACT)
@@ -81,7 +83,7 @@ def test_infinities_are_values_like_others(ids: Array, oods: Array, path: tuple[
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_smallest_numbers_keep_their_order(path: tuple[int, int]) -> None:
-    """Around zero the last bit is all there is."""
+    """Subnormal numbers around zero differ only in the last bit."""
     values = neighbours(0.0, 1)
     sets = [list(one) for size in (1, 2) for one in itertools.product(values, repeat=size)]
     for ids, oods in itertools.product(sets, sets):
@@ -98,14 +100,14 @@ def test_the_smallest_numbers_keep_their_order(path: tuple[int, int]) -> None:
         (np.array([3e38, 3e38], dtype=np.float32), [0.0, 1.0]),
     ],
 )
-def test_large_scores_come_without_a_warning(ids: Any, oods: Any) -> None:
-    """Nothing is wrong with such scores, so nothing may be said (warnings are errors here)."""
+def test_large_scores_give_no_warning(ids: Any, oods: Any) -> None:
+    """Such scores are valid (pytest turns warnings into errors)."""
     assert metrics.auroc(ids, oods) == 1
     assert metrics.fpr_at_tpr(ids, oods) == 0
 
 
 def test_every_small_case() -> None:
-    """All ways to put up to three ID and three OOD scores on three values, in blocks of one on two threads."""
+    """All ways to give up to three ID and three OOD scores three values, also with blocks of one on two threads."""
     sets = [list(one) for size in (1, 2, 3) for one in itertools.combinations_with_replacement((0, 1, 2), size)]
     for ids, oods in itertools.product(sets, sets):
         want = slow.everything(ids, oods)
@@ -119,7 +121,7 @@ def test_every_small_case() -> None:
     tpr=st.sampled_from([0.01, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0]),
     positive=st.sampled_from(["id", "ood"]),
 )
-def test_single_metrics_agree_with_the_twin(scores: tuple[Array, Array], tpr: float, positive: Any) -> None:
+def test_single_metrics_agree_with_the_reference(scores: tuple[Array, Array], tpr: float, positive: Any) -> None:
     ids, oods = scores
     plain = slow.numbers(ids), slow.numbers(oods)
     got = metrics.fpr_at_tpr(ids, oods, tpr, positive)
@@ -132,21 +134,21 @@ def test_single_metrics_agree_with_the_twin(scores: tuple[Array, Array], tpr: fl
 @pytest.mark.parametrize("positive", ["id", "ood"])
 @pytest.mark.parametrize("n", [20, 40, 100, 140, 1000])
 def test_the_rate_is_reached_exactly(n: int, positive: Any) -> None:
-    """0.95 of a multiple of 20 is a whole number, whatever floating point makes of the product."""
-    scores, marks = np.arange(1.0, n + 1), np.arange(0.5, n)
-    got = metrics.fpr_at_tpr(scores, marks, 0.95, positive)
-    assert got == slow.fpr_at_tpr(scores.tolist(), marks.tolist(), 0.95, positive)
-    row = metrics.evaluate(scores, marks)
+    """0.95 of a multiple of 20 is an integer, however the floating-point product is rounded."""
+    ids, oods = np.arange(1.0, n + 1), np.arange(0.5, n)
+    got = metrics.fpr_at_tpr(ids, oods, 0.95, positive)
+    assert got == slow.fpr_at_tpr(ids.tolist(), oods.tolist(), 0.95, positive)
+    row = metrics.evaluate(ids, oods)
     assert got == (row.fpr95 if positive == "id" else row.fpr95_ood)
 
 
 @pytest.mark.parametrize(("tpr", "n"), [(0.55, 100), (0.07, 100), (0.14, 50), (0.28, 25), (0.56, 50)])
-def test_a_product_rounded_up_asks_for_no_row_more(tpr: float, n: int) -> None:
-    """Here ``tpr * n`` is a whole number that floating point puts a little too high."""
+def test_a_product_that_is_rounded_up_requires_no_additional_row(tpr: float, n: int) -> None:
+    """Here ``tpr * n`` is an integer that floating point rounds up."""
     assert tpr * n > round(tpr * n)
-    scores, marks = np.arange(1.0, n + 1), np.arange(0.5, n)
-    want = slow.fpr_at_tpr(scores.tolist(), marks.tolist(), tpr)
-    assert metrics.fpr_at_tpr(scores, marks, tpr) == want
+    ids, oods = np.arange(1.0, n + 1), np.arange(0.5, n)
+    want = slow.fpr_at_tpr(ids.tolist(), oods.tolist(), tpr)
+    assert metrics.fpr_at_tpr(ids, oods, tpr) == want
 
 
 def test_the_two_conventions_differ() -> None:
@@ -155,7 +157,7 @@ def test_the_two_conventions_differ() -> None:
     assert metrics.fpr_at_tpr(ids, oods, positive="ood") == 0.05
 
 
-# Beside scikit-learn ----------------------------------------------------------------------------
+# Against scikit-learn -----------------------------------------------------------------------------
 
 
 def by_scikit_learn(ids: Array, oods: Array) -> dict[str, float]:
@@ -184,8 +186,8 @@ def test_evaluate_agrees_with_scikit_learn(ids: Array, oods: Array, path: tuple[
 
 
 @pytest.mark.parametrize("decimals", [2, 12])
-def test_evaluate_agrees_with_scikit_learn_past_its_own_limits(decimals: int) -> None:
-    """Large enough that the shipped limits are passed: two threads and several blocks, with and without ties."""
+def test_evaluate_agrees_with_scikit_learn_on_large_arrays(decimals: int) -> None:
+    """Large enough for two threads and several blocks at the default limits, with and without ties."""
     generator = np.random.default_rng(0)
     ids = generator.normal(1.0, 1.0, 3 * metrics.BLOCK).round(decimals)
     oods = generator.normal(0.0, 1.5, metrics.BLOCK + 12_345).round(decimals)
@@ -194,12 +196,12 @@ def test_evaluate_agrees_with_scikit_learn_past_its_own_limits(decimals: int) ->
     assert evaluated(ids, oods) == pytest.approx(by_scikit_learn(ids, oods), abs=1e-9)
 
 
-# What goes in and what is refused ---------------------------------------------------------------
+# Inputs -------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(scores=pairs)
-def test_torch_and_numpy_and_lists_are_alike(scores: tuple[Array, Array]) -> None:
+def test_torch_numpy_and_lists_give_the_same(scores: tuple[Array, Array]) -> None:
     ids, oods = scores
     want = evaluated(ids, oods)
     assert evaluated(torch.from_numpy(ids), torch.from_numpy(oods)) == want
@@ -208,7 +210,7 @@ def test_torch_and_numpy_and_lists_are_alike(scores: tuple[Array, Array]) -> Non
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_inputs_are_left_as_they_were(path: tuple[int, int]) -> None:
+def test_inputs_are_not_modified(path: tuple[int, int]) -> None:
     ids, oods = np.array([3.0, -0.0, 1.0]), torch.tensor([2.0, 0.0, 5.0], dtype=torch.float64)
     evaluated(ids, oods, path)
     metrics.fpr_at_tpr(ids, oods)
@@ -220,7 +222,7 @@ def test_inputs_are_left_as_they_were(path: tuple[int, int]) -> None:
 @pytest.mark.parametrize("bad", [[], [[1.0, 2.0]], 1.0, [1.0, np.nan], ["a", "b"], [True, False], [1 + 2j]])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("metric", [metrics.evaluate, metrics.fpr_at_tpr, metrics.auroc, metrics.aupr])
-def test_what_no_metric_can_be_computed_from_is_named(metric: Any, side: int, bad: Any) -> None:
+def test_invalid_scores_are_refused_with_their_name(metric: Any, side: int, bad: Any) -> None:
     scores: list[Any] = [[1.0, 2.0], [0.0, 1.0]]
     scores[side] = bad
     with pytest.raises(DataError, match=("id_scores", "ood_scores")[side]):
@@ -229,7 +231,7 @@ def test_what_no_metric_can_be_computed_from_is_named(metric: Any, side: int, ba
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
 def test_nan_is_counted(kind: Any) -> None:
-    with pytest.raises(DataError, match="ood_scores: 2 of 4 scores are NaN, the first is number 1"):
+    with pytest.raises(DataError, match="ood_scores: 2 of 4 scores are NaN, the first at index 1"):
         metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("nan")]))
 
 
@@ -239,7 +241,7 @@ def test_nan_is_found_among_infinities() -> None:
 
 
 @pytest.mark.parametrize("tpr", [0, -0.1, 1.5, 95, float("nan")])
-def test_rates_outside_their_range_are_refused(tpr: float) -> None:
+def test_rates_outside_the_valid_range_are_refused(tpr: float) -> None:
     with pytest.raises(ArgumentError, match="tpr="):
         metrics.fpr_at_tpr([1.0], [0.0], tpr)
 
@@ -250,12 +252,12 @@ def test_unknown_conventions_are_refused() -> None:
             metric([1.0], [0.0], positive="in")
 
 
-def test_a_row_says_what_it_is_of() -> None:
+def test_a_row_has_names_counts_and_metrics() -> None:
     row = metrics.evaluate([2.0, 3.0, 4.0], [1.0], detector="dice", id_set="cifar10", ood_set="svhn", run="first")
-    certain = dict.fromkeys(("auroc", "aupr_id", "aupr_ood"), 1.0)
-    perfect = dict.fromkeys(("fpr95", "fpr95_ood", "detection_error"), 0.0)
+    ones = dict.fromkeys(("auroc", "aupr_id", "aupr_ood"), 1.0)
+    zeros = dict.fromkeys(("fpr95", "fpr95_ood", "detection_error"), 0.0)
     names = {"detector": "dice", "id_set": "cifar10", "ood_set": "svhn", "run": "first"}
-    assert row.as_dict() == names | {"n_id": 3, "n_ood": 1, "intervals": {}} | certain | perfect
+    assert row.as_dict() == names | {"n_id": 3, "n_ood": 1, "intervals": {}} | ones | zeros
 
 
 # Intervals --------------------------------------------------------------------------------------
@@ -271,14 +273,14 @@ def two_sets(n_id: int, n_ood: int, seed: int = 0, decimals: int = 12) -> tuple[
 
 @pytest.mark.parametrize("decimals", [1, 12])
 @pytest.mark.parametrize("seed", range(4))
-def test_intervals_hold_the_point_estimate(seed: int, decimals: int) -> None:
+def test_intervals_contain_the_point_estimate(seed: int, decimals: int) -> None:
     row = metrics.evaluate(*two_sets(300, 200, seed, decimals), bootstrap=400, seed=seed)
     assert set(row.intervals) == {"fpr95", "auroc"}
     for name, (low, high) in row.intervals.items():
         assert 0 <= low < getattr(row, name) < high <= 1
 
 
-def test_intervals_follow_their_seed() -> None:
+def test_intervals_depend_on_the_seed_and_not_on_the_order() -> None:
     ids, oods = two_sets(100, 100)
     first = metrics.evaluate(ids, oods, bootstrap=100, seed=1).intervals
     assert metrics.evaluate(ids[::-1], oods[::-1], bootstrap=100, seed=1).intervals == first
@@ -290,21 +292,21 @@ def test_intervals_agree_with_a_plain_bootstrap(decimals: int) -> None:
     ids, oods = two_sets(60, 40, seed=5, decimals=decimals)
     got = metrics.evaluate(ids, oods, bootstrap=4000).intervals
     want = slow.bootstrap(ids, oods, resamples=300, seed=9)
-    # 300 resamples place an end of the interval to about a tenth of the interval's length
+    # with 300 resamples the ends of the interval are accurate to about a tenth of its length
     for name, (low, high) in want.items():
         assert got[name] == pytest.approx((low, high), abs=0.2 * (high - low))
 
 
-def test_intervals_of_a_handful_of_rows() -> None:
-    """With ten ID rows 95 % of them is all of them, so the threshold is the smallest row drawn."""
+def test_intervals_of_few_rows() -> None:
+    """95 % of ten ID rows is all of them, so the threshold is the smallest row drawn."""
     ids, oods = np.arange(10.0), np.arange(-5.0, 9.0, 0.25)
     got = metrics.evaluate(ids, oods, bootstrap=2000).intervals["fpr95"]
     want = slow.bootstrap(ids, oods, resamples=300, seed=2)["fpr95"]
     assert got == pytest.approx(want, abs=0.1)
 
 
-def test_intervals_of_many_rows_come_in_pieces() -> None:
-    """More draws than fit at once: the interval shrinks as the root of the rows."""
+def test_intervals_of_many_rows_are_computed_in_parts() -> None:
+    """More draws than are held in memory at once; the interval shrinks with the square root of the rows."""
     few = metrics.evaluate(*two_sets(200, 200), bootstrap=300).intervals["auroc"]
     row = metrics.evaluate(*two_sets(20_000, 20_000), bootstrap=300)
     low, high = row.intervals["auroc"]
@@ -312,7 +314,7 @@ def test_intervals_of_many_rows_come_in_pieces() -> None:
     assert 0.05 < (high - low) / (few[1] - few[0]) < 0.2
 
 
-def test_intervals_of_certain_scores_are_points() -> None:
+def test_intervals_of_separated_or_equal_scores_are_points() -> None:
     row = metrics.evaluate([2.0, 3.0, 3.0], [0.0, 1.0], bootstrap=50)
     assert row.intervals == {"fpr95": (0.0, 0.0), "auroc": (1.0, 1.0)}
     tied = metrics.evaluate([1.0, 1.0], [1.0, 1.0, 1.0], bootstrap=50)

@@ -1,4 +1,4 @@
-"""The store: one writer at a time, nothing foreign, nothing half, nothing from elsewhere."""
+"""The store: one writer at a time, resuming, and refusing files that are altered, incomplete or not its own."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import torch
 
 from oodles.errors import FileError
 from oodles.features import Features
-from oodles.files import write_record
+from oodles.files import sha256, write_record
 from oodles.store import Shard, Store, Writer, is_store, read_manifest, stored_rows
 
 ABOUT = {"model": "a" * 64, "dtype": "torch.float32"}
@@ -30,8 +30,8 @@ def write(path, shards=2, *, finish=True, about=ABOUT):
             writer.finish()
 
 
-def reseal(path, change):
-    """What somebody would do who knows how the seal is made: alter the manifest, seal it anew."""
+def rewrite(path, change):
+    """Alter the manifest and update its checksum, as somebody who knows the format could."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("seal")
     change(manifest)
@@ -55,7 +55,7 @@ def test_what_was_written_is_read(tmp_path):
     assert not is_store(tmp_path)
 
 
-def test_a_writer_goes_on_where_the_last_one_stopped(tmp_path):
+def test_a_writer_continues_where_the_last_one_stopped(tmp_path):
     write(tmp_path / "s", shards=1, finish=False)
     write(tmp_path / "s", shards=3)
     whole = torch.cat([shard.columns()["embedding"] for shard in Store(tmp_path / "s").shards])
@@ -63,7 +63,7 @@ def test_a_writer_goes_on_where_the_last_one_stopped(tmp_path):
 
 
 def test_a_shard_that_was_written_but_never_listed_is_written_again(tmp_path):
-    # a kill between the shard and the manifest leaves exactly this
+    # a process killed between writing the shard and the manifest leaves exactly this
     write(tmp_path / "s", shards=1, finish=False)
     (tmp_path / "s" / "shard-00001.safetensors").write_bytes(b"half a sha")
     (tmp_path / "s" / ".shard-00001.safetensors.x1.safetensors").write_bytes(b"temporary")
@@ -78,16 +78,16 @@ def test_an_unfinished_store_is_not_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model", "b" * 64), ("dtype", "torch.float16"), ("layer", "fc"), ("model", None)]
+    ("key", "value"), [("model", "b" * 64), ("dtype", "torch.float16"), ("head", "fc"), ("model", None)]
 )
-def test_a_store_of_something_else_is_refused_and_the_difference_named(tmp_path, key, value):
+def test_a_store_of_another_extraction_is_refused_and_the_difference_reported(tmp_path, key, value):
     write(tmp_path / "s", finish=False)
     asked = {name: entry for name, entry in {**ABOUT, key: value}.items() if entry is not None}
     before = (tmp_path / "s" / "manifest.json").read_bytes()
     with pytest.raises(FileError, match=rf"another {key} "), Writer(tmp_path / "s", asked):
         pass
     assert (tmp_path / "s" / "manifest.json").read_bytes() == before
-    write(tmp_path / "s")  # the lock was given back
+    write(tmp_path / "s")  # the lock was released
 
 
 def test_another_head_on_resume_is_refused(tmp_path):
@@ -102,8 +102,8 @@ def test_another_head_on_resume_is_refused(tmp_path):
         writer.write_head(head)
 
 
-def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
+def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
+    (tmp_path / "thesis.tex").write_text("text")
     with pytest.raises(FileError, match=r"other files \(thesis\.tex"), Writer(tmp_path, ABOUT):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
@@ -115,7 +115,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
         pass
     with pytest.raises(FileError, match="a feature store is a folder"):
         Features.load(tmp_path / "s")
-    with pytest.raises(FileError, match="is not there"):
+    with pytest.raises(FileError, match="does not exist"):
         Features.load(tmp_path / "nowhere")
 
 
@@ -124,23 +124,23 @@ HOLD = """
     from pathlib import Path
     from oodles.store import Writer
     with Writer(Path(sys.argv[1]), {}):
-        print("held", flush=True)
+        print("locked", flush=True)
         sys.stdin.readline()
 """
 
 
-def test_two_processes_never_write_one_store(tmp_path):
+def test_two_processes_cannot_write_the_same_store(tmp_path):
     script = tmp_path / "hold.py"
     script.write_text(textwrap.dedent(HOLD))
     holder = subprocess.Popen(
         [sys.executable, script, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert holder.stdout.readline() == "locked\n"
         with pytest.raises(FileError, match="being written by another process"), Writer(tmp_path / "s", {}):
             pass
     finally:
-        # killed, not asked: a lock must not outlive the process that held it
+        # killed without cleaning up: the lock must not outlive its process
         holder.kill()
         holder.communicate()
     with Writer(tmp_path / "s", {}) as writer:
@@ -148,14 +148,14 @@ def test_two_processes_never_write_one_store(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/shard"])
-def test_a_manifest_that_points_elsewhere_is_refused(tmp_path, name):
+def test_a_manifest_that_points_outside_the_folder_is_refused(tmp_path, name):
     write(tmp_path / "s")
     (tmp_path / "secret").write_bytes((tmp_path / "s" / "shard-00000.safetensors").read_bytes())
-    reseal(tmp_path / "s", lambda manifest: manifest["shards"][0].update(file=name))
-    with pytest.raises(FileError, match="outside itself"):
+    rewrite(tmp_path / "s", lambda manifest: manifest["shards"][0].update(file=name))
+    with pytest.raises(FileError, match="outside the folder"):
         Store(tmp_path / "s")
-    reseal(tmp_path / "s", lambda manifest: manifest.update(head={"file": name, "sha256": "0"}))
-    with pytest.raises(FileError, match="outside itself"):
+    rewrite(tmp_path / "s", lambda manifest: manifest.update(head={"file": name, "sha256": "0"}))
+    with pytest.raises(FileError, match="outside the folder"):
         Store(tmp_path / "s")
 
 
@@ -172,24 +172,22 @@ def test_a_manifest_edited_by_hand_is_refused(tmp_path):
     write(tmp_path / "s")
     manifest = tmp_path / "s" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"rows": 4', '"rows": 3', 1))
-    with pytest.raises(FileError, match="seal"):
+    with pytest.raises(FileError, match="checksum mismatch"):
         Store(tmp_path / "s")
 
 
-def test_a_newer_store_is_refused_with_advice(tmp_path):
+def test_a_newer_store_is_refused_with_a_remedy(tmp_path):
     write(tmp_path / "s")
-    reseal(tmp_path / "s", lambda manifest: manifest.update(schema=2))
+    rewrite(tmp_path / "s", lambda manifest: manifest.update(schema=2))
     for attempt in (lambda: Store(tmp_path / "s"), lambda: write(tmp_path / "s", 5)):
-        with pytest.raises(FileError, match=r"schema 2.*update oodles"):
+        with pytest.raises(FileError, match=r"schema 2.*use the one that wrote it"):
             attempt()
 
 
-def test_a_shard_that_is_no_safetensors_file_is_refused_by_name(tmp_path):
+def test_a_shard_that_is_not_a_safetensors_file_is_refused(tmp_path):
     write(tmp_path / "s")
     shard = tmp_path / "s" / "shard-00000.safetensors"
     shard.write_bytes(b"\xff" * 40)
-    from oodles.files import sha256
-
     entry = {"rows": 4, "bytes": 40, "sha256": sha256(shard)}
     with pytest.raises(FileError, match=r"shard-00000.* is not a shard"):
         Shard(shard, entry).columns()

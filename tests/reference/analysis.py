@@ -1,4 +1,4 @@
-"""What is said of contributions, from the contributions themselves: an array of rows x units for each class."""
+"""Slow versions of ``oodles.paper.analysis``: each class's contributions as an array of rows x units."""
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ def covariance(values: Array) -> Array:
 
 
 def id_order(weight: Array, id_embedding: Array, label: int) -> list[int]:
-    """Units by mean ID contribution, ties by number."""
+    """Units by mean ID contribution, ties by index."""
     means = contributions(weight, id_embedding, label).mean(axis=0)
     return sorted(range(len(means)), key=lambda i: (means[i], i))
 
@@ -41,7 +41,7 @@ def outputs(weight: Array, bias: Array, mask: Mask, embedding: Array, label: int
 
 
 def reduction(weight: Array, mask: Mask, embedding: Array, label: int) -> dict[str, float]:
-    """The paper's remark, term by term: variances of dropped units and sums over pairs of units."""
+    """The paper's remark 1, term by term: variances of dropped units and sums over pairs of units."""
     matrix = covariance(contributions(weight, embedding, label))
     units = range(len(matrix))
     dropped = sum(matrix[i, i] for i in units if not mask[label, i])

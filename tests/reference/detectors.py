@@ -1,6 +1,7 @@
-"""Detectors written out row by row and class by class in float64, as slowly and plainly as the papers put them.
+"""Detectors written out row by row and class by class in float64, as the papers define them.
 
-Each takes training embeddings, logits and labels, the head, and test embeddings and logits, and gives a score a row.
+Each takes training embeddings, logits and labels, the head, and test embeddings and logits, and gives one score per
+test row.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows, the head, and the rows to score."""
+    """Training embeddings ``h``, logits ``z`` and labels ``y``, the head, and the rows to score."""
 
     h: Array
     z: Array
@@ -34,7 +35,7 @@ def kept(width: int, percentile: float) -> int:
 
 
 def top_units(h: Array, percentile: float) -> Array:
-    """Which units of one row are its largest."""
+    """The indices of one row's largest units."""
     return np.argsort(-h, kind="stable")[: kept(len(h), percentile)]
 
 
@@ -101,7 +102,7 @@ def doctor(rows: Rows) -> Array:
     return np.array([np.log((softmax(z) ** 2).sum()) for z in rows.test_z])
 
 
-def klmatching(rows: Rows) -> Array:
+def kl_matching(rows: Rows) -> Array:
     predicted = rows.z.argmax(axis=1)
     templates = [softmax(rows.z[predicted == k], axis=1).mean(axis=0) for k in np.unique(predicted)]
     scores = []
@@ -114,7 +115,7 @@ def klmatching(rows: Rows) -> Array:
     return np.array(scores)
 
 
-def tempscale(rows: Rows) -> Array:
+def temp_scale(rows: Rows) -> Array:
     def loss(inverse: float) -> float:
         return -float(np.mean([log_softmax(inverse * z)[y] for z, y in zip(rows.z, rows.y, strict=True)]))
 
@@ -131,7 +132,7 @@ def gradnorm(rows: Rows, temperature: float = 1.0) -> Array:
     return np.array(scores)
 
 
-def graduncertainty(rows: Rows) -> Array:
+def grad_uncertainty(rows: Rows) -> Array:
     return np.array(
         [(np.outer(len(z) * softmax(z) - 1, h) ** 2).sum() for h, z in zip(rows.test_h, rows.test_z, strict=True)]
     )
@@ -161,7 +162,7 @@ def quadratic(x: Array, mean: Array, inverse: Array) -> float:
     return float((x - mean) @ inverse @ (x - mean))
 
 
-def mahalanobispp(rows: Rows) -> Array:
+def mahalanobis_pp(rows: Rows) -> Array:
     def unit(h: Array) -> Array:
         return h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
 
@@ -171,7 +172,7 @@ def mahalanobispp(rows: Rows) -> Array:
 
 
 def rmds(rows: Rows) -> Array:
-    """Only for covariances of full rank: elsewhere the two pseudo-inverses see different directions."""
+    """Only for covariances of full rank: otherwise the two pseudo-inverses leave out different directions."""
     means, covariance, _ = class_parts(rows.h, rows.y)
     inverse = np.linalg.inv(covariance)
     overall = np.linalg.inv(np.cov(rows.h.T, bias=True))
@@ -181,7 +182,7 @@ def rmds(rows: Rows) -> Array:
     )
 
 
-def gaussianmixture(rows: Rows) -> Array:
+def gaussian_mixture(rows: Rows) -> Array:
     means, covariance, counts = class_parts(rows.h, rows.y)
     inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
     shares = np.log(counts / counts.sum())
@@ -221,8 +222,8 @@ def she(rows: Rows) -> Array:
     scores = []
     for x, z in zip(rows.test_h, rows.test_z, strict=True):
         c = z.argmax()
-        right, mine = (rows.y == c) & (predicted == c), rows.y == c
-        chosen = rows.h[right] if right.any() else rows.h[mine] if mine.any() else rows.h
+        correct, mine = (rows.y == c) & (predicted == c), rows.y == c
+        chosen = rows.h[correct] if correct.any() else rows.h[mine] if mine.any() else rows.h
         scores.append(float(x @ chosen.mean(axis=0)))
     return np.array(scores)
 
@@ -279,7 +280,7 @@ def nci(rows: Rows, alpha: float = 1e-4) -> Array:
 
 def openmax(rows: Rows, tail: int, top: int) -> Array:
     classes = rows.z.shape[1]
-    laws = {}
+    tails = {}
     for c in range(classes):
         mine = rows.z[(rows.y == c) & (rows.z.argmax(axis=1) == c)]
         if len(mine) < 3:
@@ -287,22 +288,23 @@ def openmax(rows: Rows, tail: int, top: int) -> Array:
         centre = mine.mean(axis=0)
         distances = np.sort([np.linalg.norm(z - centre) for z in mine])[::-1][:tail]
 
-        def surprise(log_width: float, distances: Array = distances) -> float:
-            """Minus the likelihood at a width, the place being the best one for it."""
+        def negative_log_likelihood(log_width: float, distances: Array = distances) -> float:
+            """At a given width, with the place that is best for it."""
             width = np.exp(log_width)
             place = width * (logsumexp(distances / width) - np.log(len(distances)))
             u = (distances - place) / width
             return float(-(u - np.exp(u) - log_width).sum())
 
-        width = np.exp(minimize_scalar(surprise, bounds=(-8, 5), method="bounded", options={"xatol": 1e-10}).x)
-        laws[c] = centre, width * (logsumexp(distances / width) - np.log(len(distances))), width
+        found = minimize_scalar(negative_log_likelihood, bounds=(-8, 5), method="bounded", options={"xatol": 1e-10})
+        width = np.exp(found.x)
+        tails[c] = centre, width * (logsumexp(distances / width) - np.log(len(distances))), width
     scores = []
     for z in rows.test_z:
         positive = z - z.min()
         share = np.zeros(classes)
         for place, c in enumerate(np.argsort(-z, kind="stable")[:top]):
-            if c in laws:
-                centre, start, width = laws[c]
+            if c in tails:
+                centre, start, width = tails[c]
                 improbable = 1 - np.exp(-np.exp(min((np.linalg.norm(z - centre) - start) / width, 30)))
                 share[c] = improbable * (min(top, classes) - place) / min(top, classes)
         scores.append(logsumexp(positive * (1 - share)) - (positive * share).sum())

@@ -1,7 +1,7 @@
-"""Input steps from differences of a function, pixel by pixel, and distances to classes one by one; all in float64.
+"""Input steps by finite differences, pixel by pixel, and distances to classes one by one; all in float64.
 
-A network is a function of images ``(n, ...)`` that gives an array with a row for each, an objective one that gives a
-number for each.
+A network is a function of images ``(n, ...)`` that gives an array with one row per image, an objective one that gives
+one number per image.
 """
 
 import math
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from reference.metrics import fpr_at_tpr
 from reference.scores import msp
+from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -21,7 +23,7 @@ Network = Callable[[Array], Array]
 
 
 def slopes(objective: Network, image: Array, width: float = 1e-4) -> Array:
-    """Central differences: every pixel in turn a little up and a little down."""
+    """Central differences, one pixel at a time."""
     places = list(np.ndindex(*image.shape))
     up, down = (np.repeat(image[None], len(places), axis=0) for _ in range(2))
     for row, place in enumerate(places):
@@ -32,7 +34,7 @@ def slopes(objective: Network, image: Array, width: float = 1e-4) -> Array:
 
 
 def moved(image: Array, gradient: Array, epsilon: float, std: Sequence[float] = ()) -> Array:
-    """Every pixel against the sign of its gradient; one without stays."""
+    """Every pixel moved against the sign of its gradient; a pixel whose gradient is zero does not move."""
     after = image.copy()
     for place in np.ndindex(*image.shape):
         size = epsilon / std[place[0]] if std else epsilon
@@ -128,7 +130,7 @@ def distance(rows: Array, labels: Labels) -> Callable[[Array], Array]:
 
 
 def fgsm(losses: Network, image: Array, size: float, low: Array, high: Array) -> Array:
-    """Up the loss, then back inside the bounds of each channel."""
+    """A step up the loss, clipped to the bounds of each channel."""
     after = moved(image, slopes(losses, image), -size)
     for place in np.ndindex(*image.shape):
         after[place] = min(max(after[place], low[place[0]]), high[place[0]])
@@ -136,18 +138,18 @@ def fgsm(losses: Network, image: Array, size: float, low: Array, high: Array) ->
 
 
 def closeness(distances: Sequence[Network], images: Array, sizes: Sequence[float]) -> dict[float, Array]:
-    """Minus the distance in each layer, each after a step of its own, for each size of step; ``(n, layers)``."""
+    """Minus the distance in each layer, each after its own step, for each step size; ``(n, layers)``."""
     rows: dict[float, list[list[float]]] = {size: [] for size in sizes}
     for image in images:
-        ways = [slopes(one, image) for one in distances]
+        gradients = [slopes(one, image) for one in distances]
         for size in sizes:
-            after = [moved(image, way, size) for way in ways]
+            after = [moved(image, gradient, size) for gradient in gradients]
             rows[size].append([-float(one(x[None])[0]) for one, x in zip(distances, after, strict=True)])
     return {size: np.array(values) for size, values in rows.items()}
 
 
-def joined(inside: Array, outside: Array) -> Callable[[Array], Array]:
-    """What scikit-learn's regression on standardised columns says of further rows."""
+def combined(inside: Array, outside: Array) -> Callable[[Array], Array]:
+    """The decision function of scikit-learn's cross-validated regression on standardised columns."""
     from sklearn.linear_model import LogisticRegressionCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -159,15 +161,51 @@ def joined(inside: Array, outside: Array) -> Callable[[Array], Array]:
     return lambda rows: np.asarray(model.decision_function(rows))
 
 
-def best_joint(
+def best_combination(
     inside: dict[float, Array], outside: dict[float, Array], grid: Sequence[float]
 ) -> tuple[float, Callable[[Array], Array]]:
-    """Half the rows train a regression at each step, the other half choose the step by FPR95."""
+    """Half the rows train a regression at each step size, the other half choose the size by FPR95."""
     half = len(inside[grid[0]]) // 2
     trials = []
     for epsilon in grid:
-        judge = joined(inside[epsilon][:half], outside[epsilon][:half])
-        ids, oods = (judge(rows[epsilon][half : 2 * half]).tolist() for rows in (inside, outside))
-        trials.append((fpr_at_tpr(ids, oods), epsilon, judge))
+        decide = combined(inside[epsilon][:half], outside[epsilon][:half])
+        ids, oods = (decide(rows[epsilon][half : 2 * half]).tolist() for rows in (inside, outside))
+        trials.append((fpr_at_tpr(ids, oods), epsilon, decide))
     lowest = min(rate for rate, _, _ in trials)
-    return next((epsilon, judge) for rate, epsilon, judge in trials if rate == lowest)
+    return next((epsilon, decide) for rate, epsilon, decide in trials if rate == lowest)
+
+
+# Gradients of the last layer ------------------------------------------------------------------------
+
+
+def _log_softmax(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
+    return torch.log_softmax(weight @ embedding + bias, dim=0)
+
+
+def gradnorm(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
+    """L1 norm of the gradient of the cross-entropy with a uniform target, by autograd."""
+    weight = weight.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(-_log_softmax(weight, bias, embedding).mean(), weight)
+    return gradient.abs().sum()
+
+
+def grad_uncertainty(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
+    """Squared L2 norm of the gradient of the cross-entropy with a target of all ones."""
+    weight = weight.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(-_log_softmax(weight, bias, embedding).sum(), weight)
+    return gradient.square().sum()
+
+
+def exgrad(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
+    """Minus the L1 norm of the gradient for each class as the target, weighted by the class's probability."""
+    weight = weight.clone().requires_grad_()
+    log_probability = _log_softmax(weight, bias, embedding)
+    expected = torch.zeros((), dtype=weight.dtype)
+    for label in range(len(log_probability)):
+        (gradient,) = torch.autograd.grad(-log_probability[label], weight, retain_graph=True)
+        expected = expected + log_probability[label].exp().detach() * gradient.abs().sum()
+    return -expected
+
+
+BY_AUTOGRAD = {"gradnorm": gradnorm, "grad_uncertainty": grad_uncertainty, "exgrad": exgrad}
+"""The detectors' names in text, with one row's score from weight ``(C, m)``, bias ``(C,)`` and embedding ``(m,)``."""

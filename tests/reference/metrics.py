@@ -1,6 +1,6 @@
 """Metrics by trying every threshold and comparing every pair; scores at or above a threshold are ID.
 
-Scores are taken as Python numbers, which compare exactly whatever their types.
+Scores are Python numbers, which are compared exactly whatever their types.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ def numbers(scores: Any) -> list[Any]:
 
 
 def thresholds(ids: Numbers, oods: Numbers) -> list[Any]:
-    """Every value that changes what is accepted, from the strictest to the most lenient."""
+    """Every threshold that makes a difference, from the strictest to the most lenient."""
     return sorted({*ids, *oods}, reverse=True)
 
 
@@ -42,7 +42,7 @@ def auroc(ids: Numbers, oods: Numbers) -> float:
 
 
 def fpr_at_tpr(ids: Numbers, oods: Numbers, tpr: float = 0.95, positive: str = "id") -> float:
-    """The rate is read as it is written in decimals, so 0.95 is 19/20 and no rounding decides."""
+    """The rate is taken as a decimal, so 0.95 is exactly 19/20."""
     if positive == "ood":
         return fpr_at_tpr([-score for score in oods], [-score for score in ids], tpr)
     for true, false in counts(ids, oods):
@@ -63,14 +63,14 @@ def aupr(ids: Numbers, oods: Numbers, positive: str = "id") -> float:
 
 
 def detection_error(ids: Numbers, oods: Numbers) -> float:
-    errors = [Fraction(1, 2)]  # accepting nothing at all
+    errors = [Fraction(1, 2)]  # accepting nothing
     for true, false in counts(ids, oods):
         errors.append((1 - Fraction(true, len(ids)) + Fraction(false, len(oods))) / 2)
     return float(min(errors))
 
 
 def everything(ids: Any, oods: Any) -> dict[str, float]:
-    """All the metrics of a row, by its field names."""
+    """All metrics of a row, by field name."""
     ids, oods = numbers(ids), numbers(oods)
     return {
         "fpr95": fpr_at_tpr(ids, oods),
@@ -83,15 +83,15 @@ def everything(ids: Any, oods: Any) -> dict[str, float]:
 
 
 def bootstrap(ids: Any, oods: Any, resamples: int, seed: int) -> dict[str, tuple[float, float]]:
-    """Percentile intervals the long way: draw rows, compute the metric anew, sort the results."""
+    """Percentile intervals: draw rows, compute the metric of each resample."""
     generator = np.random.default_rng(seed)
     ids, oods = np.asarray(ids), np.asarray(oods)
     drawn: dict[str, list[float]] = {"fpr95": [], "auroc": []}
     for _ in range(resamples):
-        some_ids = generator.choice(ids, size=len(ids)).tolist()
-        some_oods = generator.choice(oods, size=len(oods)).tolist()
-        drawn["fpr95"].append(fpr_at_tpr(some_ids, some_oods))
-        drawn["auroc"].append(auroc(some_ids, some_oods))
+        drawn_ids = generator.choice(ids, size=len(ids)).tolist()
+        drawn_oods = generator.choice(oods, size=len(oods)).tolist()
+        drawn["fpr95"].append(fpr_at_tpr(drawn_ids, drawn_oods))
+        drawn["auroc"].append(auroc(drawn_ids, drawn_oods))
     return {
         name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))) for name, values in drawn.items()
     }

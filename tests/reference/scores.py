@@ -1,4 +1,4 @@
-"""Scores of one row of logits at a time, term by term, in Python's own floats."""
+"""Scores of one row of logits at a time, term by term, in Python floats."""
 
 import math
 from collections.abc import Sequence
@@ -29,5 +29,5 @@ def max_logit(row: Sequence[float]) -> float:
 
 
 def entropy(row: Sequence[float], temperature: float = 1.0) -> float:
-    # 0 log 0 is 0: a class of no probability adds nothing
-    return math.fsum(share * math.log(share) for share in probabilities(row, temperature) if share > 0)
+    # 0 log 0 is 0
+    return math.fsum(p * math.log(p) for p in probabilities(row, temperature) if p > 0)

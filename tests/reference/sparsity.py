@@ -10,13 +10,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 def above_percentile(values: Array, p: float) -> Mask:
-    """True where an entry lies strictly above the percentile of all entries; everything where p is 0."""
+    """True where an entry is strictly above the percentile of all entries; everywhere if p is 0."""
     mask = np.ones(values.shape, dtype=bool)
     if p == 0:
         return mask
-    bar = np.percentile(values, 100 * p)
+    threshold = np.percentile(values, 100 * p)
     for index in np.ndindex(*values.shape):
-        mask[index] = values[index] > bar
+        mask[index] = values[index] > threshold
     return mask
 
 
@@ -56,7 +56,7 @@ MASKS: dict[str, Callable[[Array, Array, float], Mask]] = {
     "weight_pruning": weight_pruning,
     "unit_pruning": unit_pruning,
 }
-"""The masks that follow from weights and means alone, by the name of their stage."""
+"""The masks computed from weights and means alone, by the name of the stage."""
 
 
 def masked_logits(embedding: Array, weight: Array, bias: Array, mask: Mask, clip: float = np.inf) -> Array:

@@ -1,0 +1,36 @@
+import csv
+import re
+
+import pytest
+
+
+def test_analyze_draws_and_measures(oodles_run, benched, tmp_path):
+    code, out, err = oodles_run("analyze", benched, "--out", tmp_path, "--class", "1", "--p", "0.5", "--ood", "grey")
+    assert code == 0, err
+    assert len(list(tmp_path.iterdir())) == 16
+    assert "16 files" in err
+    assert re.search(r"^  test +from \d+\.\d\d to \d+\.\d\d, mean", out, re.MULTILINE)
+    for name in ("test", "green", "grey"):
+        assert re.search(rf"^  {name} ", out, re.MULTILINE)
+    with (tmp_path / "figure2-outputs.csv").open(newline="") as file:
+        assert {row["set"] for row in csv.DictReader(file)} == {"id", "grey"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--class", "99"], "label=99 must lie between 0 and 1 for 2 classes"),
+        (["--class", "-1"], "label=-1 must lie between 0 and 1 for 2 classes"),
+        (["--ood", "pink"], "OOD set 'pink' must be one of green, grey"),
+        (["--p", "90"], "p is a fraction: 0.9, not 90"),
+    ],
+)
+def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message):
+    assert message in refused("analyze", benched, "--out", tmp_path / "out", *more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_an_experiment(refused, benched, tmp_path):
+    for folder in ("nowhere", "train", benched / "train"):
+        assert f"{folder} has no train;" in refused("analyze", folder, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

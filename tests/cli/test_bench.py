@@ -1,0 +1,230 @@
+import csv
+import json
+import re
+
+import pytest
+from support.command_line import MODEL, SIZE, bench_arguments, complete_stores, paint
+
+import oodles
+from oodles.bench.experiment import load_experiment
+from oodles.bench.run import benchmark
+from oodles.bench.suites import SUITES
+from oodles.detectors import parse
+from oodles.features import Features
+from oodles.paper.sweep import SWEEP_GRID
+from oodles.paper.tables import TABLES
+
+SETS = ["bench", "--model", MODEL, "--train", "train", "--test", "test"]
+
+
+def test_the_rows_are_those_of_the_library(oodles_run, tmp_path):
+    arguments = bench_arguments("--detector", "msp", "--detector", "dice(0.5)", "--store", tmp_path / "s")
+    code, out, _ = oodles_run(*arguments, "--json", "--out", tmp_path / "out")
+    assert code == 0
+    rows = json.loads(out)
+    assert rows == json.loads((tmp_path / "out" / "rows.json").read_text())
+    assert [(row["detector"], row["ood_set"]) for row in rows] == [
+        ("msp", "green"),
+        ("msp", "grey"),
+        ("dice(0.5)+energy", "green"),
+        ("dice(0.5)+energy", "grey"),
+    ]
+    sets = {name: Features.load(tmp_path / "s" / "id" / "one" / name) for name in ("train", "test", "green", "grey")}
+    expected = oodles.benchmark(
+        [oodles.MSP(), oodles.DICE(p=0.5)],
+        train=sets["train"],
+        test=sets["test"],
+        ood={"green": sets["green"], "grey": sets["grey"]},
+    )
+    assert [(row["fpr95"], row["auroc"]) for row in rows] == [(row.fpr95, row.auroc) for row in expected]
+    assert sets["green"].labels is None
+    code, out, _ = oodles_run(*arguments)
+    assert code == 0
+    for word in ("green", "grey", "average", "msp", "dice(0.5)", "accuracy"):
+        assert word in out
+
+
+def test_every_table_with_every_option(oodles_run, tmp_path):
+    options = ["--table", "all", "--intervals", "--p", "0.5", "--out", tmp_path / "out", "--store", tmp_path / "s"]
+    code, out, err = oodles_run(*bench_arguments(*options, "--detector", "msp", "--detector", "dice"))
+    assert code == 0, err
+    for title in TABLES.values():
+        assert title in " ".join(out.split())
+    assert "…" not in out
+    for word in ("green", "grey", "average", "random_k(0.5)", "unit_dropout(0.5)", "p=0.99", "±", "accuracy"):
+        assert word in out
+    names = {f"{table}{suffix}" for table in TABLES for suffix in (".md", ".tex")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*names, "rows.json", "rows.csv"}
+    rows = json.loads((tmp_path / "out" / "rows.json").read_text())
+    keys = [(row["run"], row["detector"], row["ood_set"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    with (tmp_path / "out" / "rows.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["detector"], float(line["auroc"])) for line in lines] == [(r["detector"], r["auroc"]) for r in rows]
+    by_detector = {row["detector"]: row for row in rows if row["ood_set"] == "green"}
+    assert {f"dice({p})+energy" for p in SWEEP_GRID} <= set(by_detector)
+    low, high = by_detector["msp"]["intervals"]["auroc"]
+    assert low <= by_detector["msp"]["auroc"] <= high
+    assert r"random\_k(0.5)" in (tmp_path / "out" / "selection.tex").read_text()
+    assert (tmp_path / "out" / "main.md").read_text().startswith("| | green | grey | average |")
+
+
+def test_every_detector_by_default(oodles_run, benched):
+    code, out, _ = oodles_run(*bench_arguments("--store", "kept", "--json"))
+    assert code == 0
+    features = load_experiment(benched)
+    ood = {name: features[name] for name in ("green", "grey")}
+    specs = list(dict.fromkeys(row["detector"] for row in json.loads(out)))
+    expected = benchmark(
+        [parse(spec) for spec in specs], train=features["train"], test=features["test"], ood=ood, run="one"
+    )
+    assert json.loads(out) == json.loads(json.dumps([row.as_dict() for row in expected]))
+    assert len(specs) > 10
+
+
+def test_several_checkpoints_give_mean_and_deviation(oodles_run, tmp_path):
+    arguments = bench_arguments("--checkpoint", "two.pt", "--store", tmp_path / "s", "--table", "msp", "--p", "0.5")
+    code, out, err = oodles_run(*arguments, "--json")
+    assert code == 0, err
+    rows = json.loads(out)
+    assert [row["run"] for row in rows if row["detector"] == "msp"] == ["one", "one", "two", "two"]
+    code, out, _ = oodles_run(*arguments)
+    assert code == 0
+    assert re.search(r"^msp\s+\d+\.\d±\d+\.\d/\d+\.\d±\d+\.\d", out, re.MULTILINE)
+    assert len(re.findall(r"\d+\.\d\d%", out.splitlines()[0])) == 2, "the accuracy of both"
+    assert len(complete_stores(tmp_path / "s")) == 8
+
+
+def test_with_json_nothing_else_is_on_stdout(oodles_run, benched):
+    arguments = bench_arguments("--store", "kept", "--table", "all", "--json", "--detector", "msp")
+    code, out, err = oodles_run(*arguments)
+    assert code == 0
+    assert {row["detector"] for row in json.loads(out)} >= {"msp", "dice(0.0)+energy", "dice(0.9)+msp"}
+    assert "train: 120 images" in err
+
+
+def test_a_suite_on_small_files_with_the_papers_numbers(oodles_run, tmp_path):
+    arguments = ["bench", "cifar10", "--data", "data", "--model", f"{MODEL}(10)", "--checkpoint", "ten.pt", "--paper"]
+    code, out, err = oodles_run(*arguments, "--store", tmp_path / "s", "--limit", "9")
+    assert code == 0, err
+    assert re.search(r"not under data: .*svhn", " ".join(err.split()))
+    assert "(64.2/88.2)" in out, "the paper's MSP on textures"
+    assert "average is over other sets" in " ".join(out.split())
+    home = tmp_path / "s" / "cifar10" / "ten-9"
+    assert {path.parent.name for path in complete_stores(home)} == {"train", "test", "isun", "textures"}
+    assert all(len(part) == 9 for part in load_experiment(home).values())
+    code, out, _ = oodles_run(*arguments, "--store", tmp_path / "s", "--limit", "9", "--without", "isun", "--json")
+    assert {row["ood_set"] for row in json.loads(out)} == {"textures"}
+    assert {row["id_set"] for row in json.loads(out)} == {"cifar10"}
+
+
+def test_suites_are_listed(oodles_run):
+    code, out, _ = oodles_run("bench", "--list", "--data", "data")
+    assert code == 0
+    for name, suite in SUITES.items():
+        assert re.search(rf"^{name}: .*{suite.classes} classes, DICE at p={suite.p}", out, re.MULTILINE)
+    assert re.search(r"textures +data/dtd/images", out)
+    assert re.search(r"svhn +not found", out)
+    for table in TABLES:
+        assert re.search(rf"^  {table} ", out, re.MULTILINE)
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def test_other_weights_under_the_same_name_are_refused(refused, benched):
+    before = {path: path.read_bytes() for path in benched.rglob("*.safetensors")}
+    line = refused(*bench_arguments("--store", "kept", "--detector", "msp", checkpoint="elsewhere/one.pt"))
+    assert "kept/id/one/train was written with another model" in line
+    assert before == {path: path.read_bytes() for path in benched.rglob("*.safetensors")}
+
+
+def test_other_images_under_the_same_name_are_refused(refused, benched):
+    sets = ["--checkpoint", "one.pt", *SIZE, "--ood", "green=grey", "--ood", "grey=grey", "--store", "kept"]
+    assert "kept/id/one/green was extracted from other images" in refused(*SETS, *sets)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "mnist"], "suite 'mnist' must be one of cifar10, cifar100, imagenet"),
+        (["bench", "cifar10", "--data", "nowhere"], "nowhere has no cifar-10-batches-py"),
+        (["bench", "imagenet", "--data", "data"], "data has no imagenet/train"),
+        (bench_arguments("--table", "seven"), "table 'seven' must be one of main, sparsification"),
+        (bench_arguments("--table", "all", "--table", "nope"), "table 'nope' must be one of main, sparsification"),
+        (bench_arguments("--detector", "dise(0.9)"), "dise"),
+        (bench_arguments("--detector", "dice(90)"), "p is a fraction: 0.9, not 90"),
+        (bench_arguments("--p", "90"), "p is a fraction: 0.9, not 90"),
+        (bench_arguments("--paper"), "--paper needs one of the paper's suites"),
+        (SETS, "at least one --ood NAME=PATH"),
+        (["bench", "--train", "train", "--test", "test", "--ood", "green=green"], "bench needs a suite, or --model"),
+        ([*SETS, "--ood", "green"], "must be NAME=PATH"),
+        ([*SETS, "--ood", "test=green"], "NAME=PATH"),
+        (bench_arguments("--ood", "average=grey"), "NAME is a word other than train, test and average"),
+        (bench_arguments("--ood", "../escaped=grey"), "must be NAME=PATH"),
+        (bench_arguments("--ood", "more=nowhere"), "nowhere does not exist"),
+        (bench_arguments("--mean", "1,2"), "must be three numbers"),
+        (bench_arguments("--checkpoint", "other/one.pt"), "two checkpoints are called 'one'"),
+    ],
+)
+def test_invalid_arguments_are_refused_before_anything_is_read(refused, tmp_path, arguments, message):
+    assert message in refused(*arguments, "--store", tmp_path / "s", "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "one.pt"], "--out one.pt is a file; give a folder"),
+        (["--device", "nowhere"], "device='nowhere' cannot be used here"),
+    ],
+)
+def test_a_file_as_output_folder_and_an_unknown_device(refused, tmp_path, options, message):
+    assert message in refused(*bench_arguments("--store", tmp_path / "s", *options))
+    assert not list(tmp_path.glob("s/**/shard-*"))
+
+
+def test_a_truncated_cifar_batch(refused, workspace, tmp_path):
+    home = tmp_path / "data" / "cifar-10-batches-py"
+    home.mkdir(parents=True)
+    source = workspace / "data" / "cifar-10-batches-py"
+    (home / "test_batch").write_bytes((source / "test_batch").read_bytes())
+    content = (source / "data_batch_1").read_bytes()
+    (home / "data_batch_1").write_bytes(content[: len(content) // 2])
+    arguments = ["bench", "cifar10", "--data", tmp_path / "data", "--model", f"{MODEL}(10)", "--checkpoint", "ten.pt"]
+    line = refused(*arguments, "--store", tmp_path / "s", "--out", tmp_path / "out")
+    assert "data_batch_1 is neither an image set that oodles reads nor a CIFAR batch" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_checkpoint_of_another_network(refused, tmp_path):
+    more = ["--store", tmp_path / "s", "--out", tmp_path / "out"]
+    line = refused("bench", "cifar10", "--data", "data", "--checkpoint", "ten.pt", *more)
+    assert "ten.pt does not fit DenseNet" in line
+    line = refused(*bench_arguments(*more, checkpoint="ten.pt"))
+    assert "ten.pt does not fit Sequential: 4.weight is (10, 12), the model has (2, 12)" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_with_fewer_classes_than_the_data(refused, oodles_run, tmp_path):
+    arguments = ["bench", "cifar10", "--data", "data", "--store", tmp_path / "s", "--out", tmp_path / "out"]
+    line = refused(*arguments, "--model", f"{MODEL}(7)")
+    assert "label" in line
+    assert "7" in line
+    assert complete_stores(tmp_path) == []
+    assert not (tmp_path / "out").exists()
+    code, _, err = oodles_run(*arguments, "--model", f"{MODEL}(10)", "--detector", "msp")
+    assert code == 0, f"an incomplete store is replaced: {err}"
+
+
+def test_an_unreadable_image_leaves_no_complete_store(refused, oodles_run, tmp_path):
+    paint(tmp_path / "some", 3, (30, 220, 60), seed=5)
+    (tmp_path / "some" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
+    more = ["--ood", f"some={tmp_path / 'some'}", "--store", tmp_path / "s", "--out", tmp_path / "out"]
+    assert "1 of 4 images cannot be read (broken.png" in refused(*bench_arguments(*more))
+    assert "some" not in {path.parent.name for path in complete_stores(tmp_path / "s")}
+    assert not (tmp_path / "out").exists()
+    code, _, err = oodles_run(*bench_arguments(*more, "--skip-bad", "--detector", "msp"))
+    assert code == 0, err
+    assert re.search(r"skipped: .*broken\.png", " ".join(err.split()))
+    assert len(Features.load(tmp_path / "s" / "id" / "one" / "some")) == 3

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from support.command_line import MODEL, NETWORK, SIZE, loader, network
+
+from oodles.features import Features
+from oodles.network.extraction import extract
+
+TRAIN = ["extract", "train", "--out", "features/new"]
+
+
+def test_extract_writes_the_features_that_the_library_gives(fitted, workspace, oodles_run):
+    code, _, err = oodles_run("extract", "train", "--out", fitted / "train", *NETWORK)
+    assert code == 0, "the second run reads what the first wrote"
+    assert "rows=120" in err
+    features = Features.load(fitted / "train")
+    expected = extract(network(workspace), loader(workspace / "train"))
+    assert torch.equal(features.labels, torch.tensor([0] * 60 + [1] * 60))
+    torch.testing.assert_close(features.embedding, expected.embedding, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(features.logits, expected.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_options(oodles_run, tmp_path):
+    code, _, err = oodles_run(
+        "extract", "damaged", "--out", tmp_path / "s", "--skip-bad", "--no-labels", "--half", *NETWORK
+    )
+    assert code == 0, err
+    assert "skipped" in err
+    assert "broken.png" in err
+    stored = Features.load(tmp_path / "s")
+    assert (len(stored), stored.labels, stored.embedding.dtype) == (3, None, torch.float16)
+    code, _, _ = oodles_run("extract", "train", "--out", tmp_path / "few", "--limit", "7", "--head", "4", *NETWORK)
+    assert code == 0
+    assert len(Features.load(tmp_path / "few")) == 7
+
+
+def test_layers_and_steps_that_a_detector_needs(oodles_run, tmp_path):
+    needs = ["--for", "odin(epsilon=0.004)", "--for", "mahalanobis(layers=('0',), epsilon=0.0)"]
+    code, _, err = oodles_run("extract", "grey", "--out", tmp_path / "s", *needs, *NETWORK)
+    assert code == 0, err
+    layer, step = sorted(Features.load(tmp_path / "s").layers)
+    assert layer == "0"
+    assert step.startswith("odin(temperature=1000.0, epsilon=0.004")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["extract", "nowhere", "--out", "o", "--model", MODEL], "nowhere does not exist"),
+        (["extract", "empty", "--out", "o", "--model", MODEL], "empty holds no images"),
+        (["extract", "damaged", "--out", "o1", *NETWORK], "damaged: 1 of 4 images cannot be read (broken.png: "),
+        ([*TRAIN, "--model", MODEL, "--checkpoint", "other.pt"], "other.pt does not fit Sequential: "),
+        ([*TRAIN, "--model", MODEL, "--checkpoint", "nowhere.pt"], "nowhere.pt does not exist"),
+        ([*TRAIN, "--model", MODEL, "--checkpoint", "train/red/000.png"], "000.png is not a checkpoint"),
+        ([*TRAIN, "--model", "tiny_net_of_the_cli_tests"], "is not of the form package.module:factory"),
+        ([*TRAIN, "--model", "tiny_net_of_the_cli_tests:nothing"], "tiny_net_of_the_cli_tests has no nothing"),
+        ([*TRAIN, "--model", "no_such_module_here:f"], "cannot be imported"),
+        ([*TRAIN, "--model", f"{MODEL}(classes="], "is not of the form"),
+        ([*TRAIN, "--model", ":net"], ":net"),
+        ([*TRAIN, "--model", MODEL, "--mean", "1,2"], "must be three numbers"),
+        ([*TRAIN, "--model", MODEL, "--size", "9", "--resize", "8"], "size=9 must lie between"),
+        ([*TRAIN, "--model", MODEL, "--limit", "0"], "a limit of 0 images"),
+        ([*TRAIN, "--model", MODEL, "--head", "fc", *SIZE], "head='fc' is not a module of Sequential"),
+        (["extract", "train", "--out", "train", "--model", MODEL, *SIZE], "train contains other files"),
+    ],
+)
+def test_invalid_arguments_are_refused_in_one_line(refused, arguments, message):
+    assert message in refused(*arguments, notices=False)

@@ -1,0 +1,87 @@
+import textwrap
+
+import pytest
+import torch
+from support.command_line import loader, network
+
+import oodles
+from oodles.features import Features
+from oodles.persistence import load_guard
+from oodles.testing import example_features
+
+OWN_DETECTOR = """
+    from oodles import Detector
+
+    class FirstLogit(Detector):
+        def forward(self, embedding, logits, *others):
+            return logits[:, 0]
+"""
+
+
+def test_fit_writes_a_guard_for_that_model(fitted, workspace):
+    detector, threshold, _ = load_guard(fitted / "guard")
+    test = Features.load(fitted / "test")
+    assert detector.spec == "dice(0.5)+energy"
+    assert threshold == oodles.calibrate(oodles.DICE(p=0.5).fit(Features.load(fitted / "train")).score(test), 0.95)
+    guard = oodles.Guard.load(fitted / "guard", network(workspace))
+    (images,) = loader(workspace / "test", labels=False)
+    torch.testing.assert_close(guard(images).score, detector.score(test), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_calibration_set_a_fifth_of_the_rows_is_held_out(fitted, oodles_run, tmp_path):
+    code, _, err = oodles_run("fit", fitted / "train", "--out", tmp_path / "g", "--id-rate", "0.8")
+    assert code == 0, err
+    assert "threshold from 24 training rows" in err
+    detector, threshold, _ = load_guard(tmp_path / "g")
+    assert detector.spec == oodles.default_detector().spec
+    assert (threshold.id_rate, threshold.calibration_size) == (0.8, 24)
+
+
+def test_a_detector_of_the_users_own(fitted, workspace, oodles_run, tmp_path):
+    (workspace / "own_detector_of_the_cli_tests.py").write_text(textwrap.dedent(OWN_DETECTOR))
+    spec = "own_detector_of_the_cli_tests:FirstLogit"
+    code, _, err = oodles_run("fit", fitted / "train", "--detector", spec, "--out", tmp_path / "g")
+    assert code == 0, err
+    detector, _, _ = load_guard(tmp_path / "g")
+    test = Features.load(fitted / "test")
+    assert torch.equal(detector.score(test), test.logits[:, 0])
+
+
+def test_warnings_are_printed_in_one_line(oodles_run, tmp_path):
+    example_features(200).save(tmp_path / "features")  # one unit is never active
+    code, out, err = oodles_run("fit", tmp_path / "features", "--detector", "mahalanobis", "--out", tmp_path / "g")
+    assert code == 0, err
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line.startswith("warning ")]
+    assert "1 of 24 directions do not vary within classes and are left out" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "nowhere", "--out", "g"], "nowhere does not exist"),
+        (["fit", "train", "--out", "g"], "manifest.json does not exist"),
+        (["fit", "nowhere", "--out", "g", "--detector", "dice(2"], "'dice(2' is not a detector"),
+    ],
+)
+def test_invalid_arguments_are_refused_in_one_line(refused, arguments, message):
+    assert message in refused(*arguments, notices=False)
+
+
+def test_too_few_rows_to_hold_any_out(fitted, refused, tmp_path):
+    line = refused("fit", fitted / "test", "--out", tmp_path / "g", notices=False)
+    assert "has too few rows (50) to set some aside for the threshold; give --calibration" in line
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_calibration_set_of_another_model(fitted, refused, tmp_path):
+    example_features(80, 12, 2).save(tmp_path / "other")
+    line = refused("fit", fitted / "train", "--calibration", tmp_path / "other", "--out", tmp_path / "g")
+    assert "other has features of another model than" in line
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_detector_that_has_to_be_tuned_on_images(fitted, refused, tmp_path):
+    line = refused("fit", fitted / "train", "--detector", "odin", "--out", tmp_path / "g")
+    assert "has to be tuned on held-out images" in line
+    assert not (tmp_path / "g").exists()

@@ -1,0 +1,357 @@
+"""Downloads from a local HTTP server: complete, interrupted, altered, hostile, missing."""
+
+import gzip
+import hashlib
+import io
+import json
+import socket
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from filelock import FileLock
+
+from oodles.bench import SUITES
+from oodles.data import downloads
+from oodles.data.downloads import SOURCES, ByHand, Download, fetch, source
+from oodles.errors import ArgumentError, DataError
+from oodles.files import read_record
+
+FILES = {"set/images/a/1.jpg": b"one" * 400, "set/images/b/2.jpg": b"two" * 500, "set/readme.txt": b"words"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves ``server.files``, the next ``server.cuts`` responses only half-way, ranges if ``server.ranges``."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append((self.path, self.headers.get("Range")))
+        path = self.path.partition("?")[0]
+        if path == "/moved.tar.gz":
+            self.send_response(302)
+            self.send_header("Location", "/set.tar.gz")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = server.files.get(path)
+        if body is None:
+            self.send_error(404)
+            return
+        start = 0
+        if server.ranges and self.headers.get("Range"):
+            start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        if start >= len(body) > 0:
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(body)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        rest = body[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if server.cuts:
+            server.cuts -= 1
+            self.wfile.write(rest[: len(rest) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(rest)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as one:
+        one.daemon_threads = True
+        one.files, one.requests, one.cuts, one.ranges = {}, [], 0, True
+        thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        one.address = f"http://127.0.0.1:{one.server_port}"
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+def tarball(members=FILES, *, extra=()):
+    """A .tar.gz of files by name; ``extra`` are members without content."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for member in extra:
+            archive.addfile(member)
+    return raw.getvalue()
+
+
+def offer(server, content=None, *, path="/set.tar.gz", md5="correct", place="set"):
+    """Serve ``content`` and return the record that downloads it."""
+    content = tarball() if content is None else content
+    server.files[path] = content
+    if md5 == "correct":
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return Download("things", "Things", server.address + path, place, md5)
+
+
+def contents(folder):
+    return {
+        file.relative_to(folder.parent).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+    }
+
+
+def entries(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+# Complete ---------------------------------------------------------------------------------------
+
+
+def test_an_archive_is_downloaded_checked_and_unpacked(server, tmp_path):
+    record, seen = offer(server), []
+    data = tmp_path / "new" / "data"
+    result = fetch(record, data, progress=lambda done, total: seen.append((done, total)))
+    body = server.files["/set.tar.gz"]
+    assert result.path == data / "set"
+    assert contents(data / "set") == FILES
+    assert result.checked
+    assert result.sha256 == hashlib.sha256(body).hexdigest()
+    assert seen[-1] == (len(body), len(body))
+    assert entries(data) == ["set", "things.fetched.json"]
+    note = read_record(data / "things.fetched.json", kind="fetched", schema=1)
+    assert note == {"kind": "fetched", "schema": 1, "url": record.url, "sha256": result.sha256, "md5": record.md5}
+
+
+def test_a_single_file_is_kept_as_it_is(server, tmp_path):
+    record = offer(server, b"digits" * 99, path="/test.mat", place="svhn/test.mat")
+    assert fetch(record, tmp_path).path.read_bytes() == b"digits" * 99
+    assert entries(tmp_path) == ["svhn", "things.fetched.json"]
+
+
+def test_without_a_published_checksum_the_sha256_is_recorded(server, tmp_path):
+    result = fetch(offer(server, md5=None), tmp_path)
+    assert not result.checked
+    assert json.loads((tmp_path / "things.fetched.json").read_text())["sha256"] == result.sha256
+    assert contents(tmp_path / "set") == FILES
+
+
+def test_an_archive_without_the_outer_folder_is_unpacked_to_the_same_place(server, tmp_path):
+    bare = {name.removeprefix("set/"): content for name, content in FILES.items()}
+    fetch(offer(server, tarball(bare)), tmp_path)
+    assert contents(tmp_path / "set") == FILES
+    assert (tmp_path / "set").stat().st_mode & 0o077 == (tmp_path / "set" / "images").stat().st_mode & 0o077
+
+
+def test_redirects_and_queries_are_followed(server, tmp_path):
+    offer(server)
+    fetch(Download("things", "Things", f"{server.address}/moved.tar.gz?dl=1", "set"), tmp_path)
+    assert contents(tmp_path / "set") == FILES
+
+
+def test_an_existing_dataset_is_left_alone(server, tmp_path):
+    record = offer(server)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "mine.txt").write_text("mine")
+    result = fetch(record, tmp_path)
+    assert result.path == tmp_path / "set"
+    assert result.sha256 is None
+    assert not server.requests
+    assert entries(tmp_path) == ["set"]
+    assert entries(tmp_path / "set") == ["mine.txt"]
+
+
+# Interrupted ------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_connection_is_resumed(server, tmp_path):
+    record = offer(server)
+    server.cuts = 2
+    assert fetch(record, tmp_path).checked
+    ranges = [wanted for _, wanted in server.requests]
+    body = len(server.files["/set.tar.gz"])
+    assert ranges[0] is None
+    assert ranges[1] == f"bytes={body // 2}-"
+    assert len(ranges) == 3
+    assert contents(tmp_path / "set") == FILES
+
+
+def test_a_later_call_resumes_a_partial_download(server, tmp_path, monkeypatch):
+    record, seen = offer(server), []
+    monkeypatch.setattr(downloads, "ATTEMPTS", 1)
+    server.cuts = 1
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ interrupted .*things\.part is kept: fetch again to resume"):
+        fetch(record, tmp_path)
+    size = (tmp_path / "things.part").stat().st_size
+    assert 0 < size < len(server.files["/set.tar.gz"])
+    assert entries(tmp_path) == ["things.part"]
+    fetch(record, tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert server.requests[-1][1] == f"bytes={size}-"
+    assert seen[0][0] > size
+    assert contents(tmp_path / "set") == FILES
+
+
+def test_a_host_that_keeps_interrupting_is_given_up(server, tmp_path):
+    record = offer(server)
+    server.cuts = 99
+    with pytest.raises(DataError, match="5 times"):
+        fetch(record, tmp_path)
+    assert len(server.requests) == 5
+
+
+def test_a_server_without_ranges_sends_everything_again(server, tmp_path):
+    record = offer(server)
+    server.ranges, server.cuts = False, 1
+    fetch(record, tmp_path)
+    assert contents(tmp_path / "set") == FILES
+
+
+@pytest.mark.parametrize("extra", [b"", b"and more"])
+def test_a_partial_download_that_is_complete_or_too_long(server, tmp_path, extra):
+    record = offer(server)
+    (tmp_path / "things.part").write_bytes(server.files["/set.tar.gz"] + extra)
+    fetch(record, tmp_path)
+    assert contents(tmp_path / "set") == FILES
+    assert len(server.requests) == (2 if extra else 1)
+
+
+# Altered and hostile ----------------------------------------------------------------------------
+
+
+def test_a_wrong_checksum_unpacks_nothing(server, tmp_path):
+    record = offer(server, md5="0" * 32)
+    with pytest.raises(DataError, match=r"has MD5 [0-9a-f]{32}, not the published 0{32}; nothing was unpacked"):
+        fetch(record, tmp_path)
+    assert entries(tmp_path) == []
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def device(name):
+    member = tarfile.TarInfo(name)
+    member.type = tarfile.FIFOTYPE
+    return member
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(tarball({"../outside.txt": b"x"}), id="a path upwards"),
+        pytest.param(tarball({"set/a.jpg": b"x", "set/../../outside.txt": b"x"}), id="a path down and up"),
+        pytest.param(tarball(extra=[link("set/out", "../../outside.txt")]), id="a symbolic link out"),
+        pytest.param(tarball(extra=[link("set/out", "/etc/passwd")]), id="an absolute link"),
+        pytest.param(tarball(extra=[link("set/in", "readme.txt")]), id="any symbolic link"),
+        pytest.param(tarball(extra=[link("set/h", "../outside.txt", tarfile.LNKTYPE)]), id="a hard link out"),
+        pytest.param(tarball(extra=[device("set/pipe")]), id="a pipe"),
+        pytest.param(tarball({}), id="empty"),
+        pytest.param(b"<html>gone</html>", id="a web page"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(gzip.compress(b"no tar at all" * 99), id="not a tar"),
+        pytest.param(tarball()[:-60], id="cut short"),
+        pytest.param(tarball()[:-8] + b"\0" * 8, id="a wrong checksum inside"),
+        pytest.param(tarball()[:40] + b"\xff" * 40 + tarball()[80:], id="scrambled"),
+    ],
+)
+def test_hostile_and_broken_archives_leave_nothing_behind(server, tmp_path, content):
+    data = tmp_path / "deep" / "data"
+    with pytest.raises(DataError, match=r"is not a safe and complete archive \(.+\); nothing was unpacked") as caught:
+        fetch(offer(server, content), data)
+    assert "\n" not in str(caught.value)
+    assert entries(data) == []
+    assert entries(tmp_path) == ["deep"]
+    assert entries(tmp_path / "deep") == ["data"]
+
+
+def test_an_absolute_path_stays_inside(server, tmp_path):
+    outside = tmp_path / "outside.txt"
+    fetch(offer(server, tarball({str(outside): b"x"})), tmp_path / "data")
+    assert not outside.exists()
+
+
+# Missing ----------------------------------------------------------------------------------------
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
+        record = Download("things", "Things", f"http://127.0.0.1:{taken.getsockname()[1]}/set.tar.gz", "set")
+        with pytest.raises(
+            DataError, match=r"127\.0\.0\.1:\d+ cannot be reached \(.*refused.*is there a network connection"
+        ) as one:
+            fetch(record, tmp_path)
+    assert "\n" not in str(one.value)
+    with pytest.raises(DataError, match=r"nowhere\.invalid cannot be reached"):
+        fetch(Download("things", "Things", "http://nowhere.invalid/set.tar.gz", "set"), tmp_path)
+
+
+def test_a_file_that_is_gone_is_named(server, tmp_path):
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ answered 404 Not Found for http"):
+        fetch(Download("things", "Things", f"{server.address}/gone.tar.gz", "set"), tmp_path)
+
+
+def test_only_http_and_https_are_allowed(tmp_path):
+    (tmp_path / "x.tar.gz").write_bytes(tarball())
+    with pytest.raises(ArgumentError, match="must be an http or https address"):
+        fetch(Download("things", "Things", f"file://{tmp_path}/x.tar.gz", "set"), tmp_path / "data")
+
+
+def test_two_processes_do_not_download_the_same_dataset_at_once(server, tmp_path):
+    record = offer(server)
+    with (
+        FileLock(tmp_path / ".things.lock", timeout=0, is_singleton=False),
+        pytest.raises(DataError, match=r"being downloaded into .* by another process; wait for it"),
+    ):
+        fetch(record, tmp_path)
+    assert not server.requests
+
+
+# The records ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "words"), [("imagenet", "account at image-net.org"), ("places365", "terms at")])
+def test_datasets_that_must_be_requested_say_how(tmp_path, name, words):
+    with pytest.raises(
+        DataError, match=rf"cannot be downloaded automatically: .*{words}.*; put it at .*{name}"
+    ) as caught:
+        fetch(name, tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / name).mkdir()
+    assert fetch(name, tmp_path).path == tmp_path / name
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="dataset 'mnist' must be one of cifar10, cifar100"):
+        fetch("mnist", tmp_path)
+
+
+def test_every_dataset_of_the_paper_is_downloaded_to_where_its_suite_looks():
+    for suite in SUITES.values():
+        parts = {suite.name: (*suite.train, *suite.test), **suite.ood}
+        for name, places in parts.items():
+            record = source(name)
+            assert record.name == name
+            assert any(f"{place}/".startswith(f"{record.place}/") for place in places), name
+
+
+def test_the_records_are_well_formed():
+    for record in SOURCES.values():
+        assert record.title
+        if isinstance(record, ByHand):
+            assert "\n" not in record.how
+            continue
+        assert record.url.startswith(("https://", "http://"))
+        assert record.host in record.url
+        assert record.md5 is None or len(bytes.fromhex(record.md5)) == 16
+        assert record.md5 is not None or ".tar.gz" in record.url, "without a published checksum there is gzip's own"

@@ -1,0 +1,535 @@
+"""Readers of images: the original file layouts, hostile and damaged files, unusual image modes."""
+
+import os
+import pickle
+import random
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from support.images import (
+    PLAIN,
+    noise,
+    png_chunk,
+    read_array,
+    write_16_bit_png,
+    write_cifar_batch,
+    write_image,
+    write_zip,
+)
+
+from oodles.data.loaders import ImageLoader
+from oodles.data.readers import first_per_class, open_image, open_images, read_cifar, read_folder, read_zip
+from oodles.data.transforms import CIFAR, Transform
+from oodles.errors import ArgumentError, DataError
+
+# CIFAR ------------------------------------------------------------------------------------------
+
+
+def python2_batch(data, labels):
+    """A batch as Python 2 pickled it in 2009, with strings that are neither str nor bytes in Python 3."""
+
+    def string(raw):
+        return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
+
+    rows = b"M" + struct.pack("<H", len(data))
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + string(b"b") + b"tR"
+        b"(K\x01(" + rows + b"M\x00\x0ct"
+        b"cnumpy\ndtype\n(" + string(b"u1") + b"K\x00K\x01tR"
+        b"(K\x03" + string(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"I00\n" + string(data.tobytes()) + b"tb"
+    )
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    head = string(b"batch_label") + string(b"testing batch 1 of 1") + string(b"labels")
+    return b"\x80\x02}(" + head + b"](" + numbers + b"e" + string(b"data") + array + b"u."
+
+
+def test_cifar10_batches_are_read_in_order(tmp_path):
+    first = write_cifar_batch(tmp_path / "cifar" / "data_batch_1", 4, seed=1)
+    second = write_cifar_batch(tmp_path / "cifar" / "data_batch_2", 3, seed=2)
+    write_cifar_batch(tmp_path / "cifar" / "test_batch", 5, seed=3)
+    images = open_images(tmp_path / "cifar")
+    assert len(images) == 7
+    assert images.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert images.names[4] == "data_batch_2[0]"
+    for row, planes in enumerate([*first, *second]):
+        expected = np.stack([planes[:1024], planes[1024:2048], planes[2048:]], axis=-1).reshape(32, 32, 3)
+        assert np.array_equal(read_array(images, row), expected)
+    assert len(open_images(tmp_path / "cifar" / "test_batch")) == 5
+
+
+def test_cifar100_has_fine_labels_and_its_own_folder(tmp_path):
+    write_cifar_batch(tmp_path / "cifar-100-python" / "train", 4, labels="fine_labels")
+    write_cifar_batch(tmp_path / "cifar-100-python" / "test", 3, labels="fine_labels")
+    (tmp_path / "cifar-100-python" / "meta").write_bytes(b"")
+    assert len(open_images(tmp_path / "cifar-100-python")) == 4
+    assert len(open_images(tmp_path / "cifar-100-python" / "test")) == 3
+
+
+def test_python_2_pickles_are_read(tmp_path):
+    data = noise(300, 3072)
+    (tmp_path / "test_batch").write_bytes(python2_batch(data, [row % 10 for row in range(300)]))
+    assert pickle.loads((tmp_path / "test_batch").read_bytes(), encoding="bytes")[b"labels"][:3] == [0, 1, 2]
+    images = read_cifar(tmp_path / "test_batch")
+    assert images.labels.tolist() == [row % 10 for row in range(300)]
+    assert np.array_equal(read_array(images, 299)[:, :, 2].ravel(), data[299, 2048:])
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("text", [str, str.encode], ids=["text keys", "bytes keys"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_python_3_pickles_are_read(tmp_path, protocol, text, order):
+    data = np.asarray(noise(5, 3072), order=order)
+    for numbers in ([3, 1, 4, 1, 5], np.array([3, 1, 4, 1, 5])):
+        content = {text("data"): data, text("fine_labels"): numbers, text("batch_label"): text("x")}
+        (tmp_path / "train").write_bytes(pickle.dumps(content, protocol=protocol))
+        images = open_images(tmp_path / "train")
+        assert images.labels.tolist() == [3, 1, 4, 1, 5]
+        assert np.array_equal(read_array(images, 4)[:, :, 1].ravel(), data[4, 1024:2048])
+
+
+def test_pickles_of_numpy_1_are_read(tmp_path):
+    content = pickle.dumps({"data": noise(2, 3072), "labels": [1, 2]}, protocol=5)
+    old = content.replace(b"\x8c\x13numpy._core.numeric", b"\x8c\x12numpy.core.numeric")
+    start = old.index(b"\x95") + 1
+    (frame,) = struct.unpack_from("<Q", old, start)
+    old = old[:start] + struct.pack("<Q", frame - 1) + old[start + 8 :]  # the module name is one character shorter
+    (tmp_path / "batch").write_bytes(old)
+    assert open_images(tmp_path / "batch").labels.tolist() == [1, 2]
+
+
+class Payload:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
+    trace = tmp_path / "trace"
+    attacks = [
+        (os.system, f"touch {trace}"),
+        (eval, f"open({str(trace)!r}, 'w')"),
+        (exec, f"open({str(trace)!r}, 'w')"),
+        (open, str(trace), "w"),
+        (np.load, str(trace)),
+        (np.memmap, str(trace), "u1", "w+", 0, 4),
+    ]
+    for function, *arguments in attacks:
+        bomb = Payload(function, *arguments)
+        content = {"data": noise(1, 3072), "labels": [0], "more": bomb} if wrapped else bomb
+        (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=protocol))
+        with pytest.raises(DataError, match="it refers to"):
+            open_images(tmp_path / "batch")
+        assert not trace.exists(), function
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"data": noise(2, 3072)},
+        {"labels": [1, 2]},
+        {"data": noise(2, 3072), "labels": [1]},
+        {"data": noise(2, 3071), "labels": [1, 2]},
+        {"data": np.zeros((2, 3072)), "labels": [1, 2]},
+        {"data": noise(2, 3072), "labels": ["cat", "dog"]},
+        {"data": noise(2, 3072), "labels": [[1], [2]]},
+        {"data": noise(2, 3072), "labels": [[1], [2, 3]]},
+        {"data": noise(2, 3072), "labels": 1},
+        [1, 2],
+        "words",
+    ],
+)
+def test_pickles_that_are_not_cifar_batches_are_refused(tmp_path, content):
+    (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match="is a pickle, but not a CIFAR batch"):
+        open_images(tmp_path / "batch")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x02}", b"\x80\xff"])
+def test_files_of_unknown_formats_are_refused(tmp_path, content):
+    (tmp_path / "thing").write_bytes(content)
+    with pytest.raises(DataError, match="thing is neither an image set that oodles reads nor a CIFAR batch"):
+        open_images(tmp_path / "thing")
+
+
+# SVHN -------------------------------------------------------------------------------------------
+
+
+def test_svhn_digits_and_labels(tmp_path):
+    digits = noise(32, 32, 3, 5)
+    savemat(tmp_path / "test_32x32.mat", {"X": digits, "y": np.array([[1], [10], [9], [10], [5]], dtype=np.uint8)})
+    images = open_images(tmp_path / "test_32x32.mat")
+    assert images.labels.tolist() == [1, 0, 9, 0, 5]
+    for row in range(5):
+        assert np.array_equal(read_array(images, row), digits[:, :, :, row])
+
+
+def test_the_first_images_of_every_class_are_taken_in_file_order(tmp_path):
+    numbers = [1, 10, 1, 2, 1, 10, 10, 10, 3]
+    digits = noise(32, 32, 3, len(numbers))
+    savemat(tmp_path / "x.mat", {"X": digits, "y": np.array(numbers, dtype=np.uint8)[:, None]})
+    few = first_per_class(open_images(tmp_path / "x.mat"), 2)
+    assert few.labels.tolist() == [1, 0, 1, 2, 0, 3]
+    assert few.names == [f"x.mat[{row}]" for row in (0, 1, 2, 3, 5, 8)]
+    assert np.array_equal(read_array(few, 4), digits[:, :, :, 5])
+    assert first_per_class(few, 2).names == few.names
+    with pytest.raises(ArgumentError, match="a limit of 0 images per class"):
+        first_per_class(few, 0)
+    with pytest.raises(DataError, match=r"a\.png has no labels"):
+        first_per_class(open_images(write_image(tmp_path / "a.png")), 2)
+
+
+def test_other_mat_files_are_refused(tmp_path):
+    savemat(tmp_path / "a.mat", {"Z": np.zeros(3)})
+    (tmp_path / "b.mat").write_bytes(b"not matlab")
+    savemat(tmp_path / "c.mat", {"X": np.zeros(3), "y": np.zeros(3)})
+    for name in "abc":
+        with pytest.raises(DataError, match=rf"{name}\.mat is not an SVHN file"):
+            open_images(tmp_path / f"{name}.mat")
+
+
+@pytest.mark.parametrize(
+    ("digits", "labels"),
+    [
+        pytest.param(noise(32, 32, 3, 4), np.zeros((3, 1), dtype=np.uint8), id="fewer labels than digits"),
+        pytest.param(np.zeros((32, 32, 3, 4)), np.zeros((4, 1), dtype=np.uint8), id="digits that are not uint8"),
+    ],
+)
+def test_a_mat_file_that_only_looks_like_svhn_is_refused(tmp_path, digits, labels):
+    savemat(tmp_path / "x.mat", {"X": digits, "y": labels})
+    with pytest.raises(DataError, match=r"x"):
+        list(ImageLoader(open_images(tmp_path / "x.mat"), PLAIN))
+
+
+# Folders ----------------------------------------------------------------------------------------
+
+
+def test_class_folders_are_labels(tmp_path):
+    for name in ("zebra/b.png", "zebra/deep/a.JPG", "ant/x.png", "bee/y.bmp"):
+        write_image(tmp_path / name)
+    (tmp_path / "zebra" / "notes.txt").write_text("not an image")
+    images = open_images(tmp_path)
+    assert images.names == ["ant/x.png", "bee/y.bmp", "zebra/b.png", "zebra/deep/a.JPG"]
+    assert images.classes == ("ant", "bee", "zebra")
+    assert images.labels.tolist() == [0, 1, 2, 2]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path):
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "sub" / "b.png")
+    images = open_images(tmp_path)
+    assert images.labels is None
+    assert len(images) == 2
+    (batch,) = ImageLoader(images, PLAIN)
+    assert isinstance(batch, torch.Tensor)
+
+
+def test_a_single_folder_is_not_a_class(tmp_path):
+    for name in "ab":
+        write_image(tmp_path / "iSUN" / "iSUN_patches" / f"{name}.png")
+    images = open_images(tmp_path / "iSUN")
+    assert images.names == ["iSUN_patches/a.png", "iSUN_patches/b.png"]
+    assert images.labels is None
+    assert images.classes == ()
+
+
+def test_macos_metadata_is_skipped(tmp_path):
+    for name in ("a/1.png", "b/2.png"):
+        write_image(tmp_path / name)
+    for name in ("a/._1.png", "__MACOSX/a/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"resource fork")
+    assert open_images(tmp_path).names == ["a/1.png", "b/2.png"]
+
+
+def test_names_are_sorted_folder_by_folder(tmp_path):
+    for name in ("a/x.png", "a-b/y.png", "a b/z.png"):
+        write_image(tmp_path / name)
+    images = open_images(tmp_path)
+    assert images.names == ["a/x.png", "a b/z.png", "a-b/y.png"]
+    assert images.classes == ("a", "a b", "a-b")
+    assert images.labels.tolist() == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    for name in ("a/1.png", "b/2.png"):
+        write_image(tmp_path / name)
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path) == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"b cannot be listed \(Permission denied\)"):
+        open_images(tmp_path)
+
+
+def test_a_single_image_is_a_set_of_one(tmp_path):
+    images = open_images(write_image(tmp_path / "a.png"))
+    assert images.names == [str(tmp_path / "a.png")]
+    assert read_array(images, 0).shape == (8, 8, 3)
+
+
+def test_missing_and_empty_folders_are_refused(tmp_path):
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_images(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no images"):
+        open_images(tmp_path / "empty")
+
+
+# Single images ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"),
+    [("L", ".png"), ("P", ".png"), ("RGBA", ".png"), ("LA", ".png"), ("1", ".png"), ("CMYK", ".jpg"), ("L", ".jpg")],
+)
+def test_images_of_every_mode_become_three_channels(tmp_path, mode, suffix):
+    path = write_image(tmp_path / f"a{suffix}", mode=mode)
+    values = PLAIN(open_image(path))
+    assert values.shape == (3, 8, 8)
+    assert values.dtype == np.uint8
+    with Image.open(path) as image:
+        assert image.mode == mode
+        assert np.array_equal(values.transpose(1, 2, 0), np.asarray(image.convert("RGB")))
+    if mode in ("L", "LA", "1"):
+        assert np.array_equal(values[0], values[1])
+
+
+def test_16_bit_images_are_never_clipped(tmp_path):
+    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16\)"):
+        open_image(write_16_bit_png(tmp_path / "grey.png", 0))
+    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode F\)"):
+        open_image(tmp_path / "float.tiff")
+    # the decoder scales 16-bit colour itself: the high byte, not a clipped white
+    assert set(np.asarray(open_image(write_16_bit_png(tmp_path / "rgb.png", 2))).ravel()) == {0x12}
+
+
+def test_unsupported_formats_are_never_parsed(tmp_path):
+    write_image(tmp_path / "real.gif", mode="L")
+    (tmp_path / "real.gif").rename(tmp_path / "a.png")
+    (tmp_path / "b.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    loader = ImageLoader(open_images(tmp_path), PLAIN)
+    with pytest.raises(DataError, match="2 of 2 images cannot be read"):
+        list(loader)
+
+
+def test_a_pixel_bomb_is_refused_before_it_is_decoded(tmp_path):
+    header = struct.pack(">IIBBBBB", 8000, 8000, 8, 2, 0, 0, 0)
+    # there is no pixel data: only a reader that checks the header first can report the size
+    (tmp_path / "bomb.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
+    )
+    with pytest.raises(DataError, match="8000 x 8000 pixels"):
+        open_image(tmp_path / "bomb.png")
+
+
+# Zip archives -----------------------------------------------------------------------------------
+
+
+TREE = ("train/zebra/b.png", "train/zebra/deep/a.JPG", "train/ant/x.png", "test/ant/y.bmp", "test/bee/z.png")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for seed, name in enumerate(TREE):
+        write_image(tmp_path / "tree" / name, seed=seed)
+    (tmp_path / "tree" / "train" / "notes.txt").write_text("not an image")
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("inner", ["", "train", "test", "train/zebra"])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_zip_is_read_like_its_folder(tree, tmp_path, inner, compression):
+    write_zip(tree, tmp_path / "t.ZIP", compression)
+    plain, packed = open_images(tree / inner), open_images(tmp_path / "t.ZIP" / inner)
+    assert packed.name == ("t.ZIP/" + inner if inner else "t.ZIP")
+    assert packed.names == plain.names
+    assert packed.classes == plain.classes
+    assert (packed.labels is None) == (plain.labels is None)
+    assert packed.labels is None or packed.labels.tolist() == plain.labels.tolist()
+    for row in range(len(plain)):
+        assert np.array_equal(read_array(packed, row), read_array(plain, row))
+    assert entries(tmp_path) == ["t.ZIP", "tree"]
+
+
+def entries(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_folder_may_be_called_zip(tree, tmp_path):
+    tree.rename(tmp_path / "folder.zip")
+    assert len(open_images(tmp_path / "folder.zip" / "train")) == 3
+
+
+def test_many_threads_read_one_zip(tmp_path):
+    for number in range(60):
+        write_image(tmp_path / "many" / f"{number:02}.png", seed=number)
+    images = read_zip(write_zip(tmp_path / "many", tmp_path / "many.zip"))
+    batch = torch.cat(list(ImageLoader(images, PLAIN, batch_size=7, workers=8)))
+    for number, image in enumerate(batch):
+        expected = torch.from_numpy(noise(8, 8, 3, seed=number)).permute(2, 0, 1).float() / 255
+        torch.testing.assert_close(image, expected)
+
+
+def test_a_zip_without_images_in_the_folder_is_refused(tree, tmp_path):
+    write_zip(tree, tmp_path / "t.zip")
+    with pytest.raises(DataError, match=r"t\.zip holds no images below val/"):
+        open_images(tmp_path / "t.zip" / "val")
+    with pytest.raises(DataError, match=r"t\.zip holds no images below tra/"):
+        open_images(tmp_path / "t.zip" / "tra")
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    with pytest.raises(DataError, match=r"empty\.zip holds no images \("):
+        open_images(tmp_path / "empty.zip")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_truncated_zip_is_refused(tree, tmp_path, keep):
+    path = write_zip(tree, tmp_path / "t.zip")
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    with pytest.raises(
+        DataError, match=r"t\.zip is not a complete zip archive \(.+\); download or create it again"
+    ) as caught:
+        open_images(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_member_is_named(tmp_path):
+    for number in range(4):
+        write_image(tmp_path / "set" / f"{number}.png", seed=number)
+    (tmp_path / "set" / "empty.png").write_bytes(b"")
+    (tmp_path / "set" / "text.png").write_text("hello")
+    path = write_zip(tmp_path / "set", tmp_path / "t.zip", zipfile.ZIP_STORED)
+    content = path.read_bytes()
+    whole = (tmp_path / "set" / "2.png").read_bytes()
+    path.write_bytes(content.replace(whole, whole[:-20] + b"\x00" * 20))
+    loader = ImageLoader(open_images(path), PLAIN)
+    with pytest.raises(
+        DataError, match=r"t\.zip: 3 of 6 images cannot be read \(2\.png: damaged or encrypted in t\.zip"
+    ):
+        list(loader)
+    assert loader.bad[1:] == [
+        "empty.png: empty file",
+        "text.png: not an image in a supported format (JPEG, PNG, BMP, WEBP, PPM, TIFF)",
+    ]
+    left = ImageLoader(open_images(path), PLAIN, skip_bad=True)
+    assert len(torch.cat(list(left))) == 3
+
+
+def test_an_oversized_member_is_refused(tmp_path):
+    with (
+        zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("bomb.png", "w") as member,
+    ):
+        for _ in range(201):
+            member.write(bytes(1_000_000))
+    with pytest.raises(DataError, match=r"bomb\.png: 201,000,000 bytes unpacked, more than 200,000,000"):
+        list(ImageLoader(open_images(tmp_path / "t.zip"), PLAIN))
+
+
+def test_damaged_zips_are_read_or_refused_with_a_data_error(tree, tmp_path):
+    path, rng = write_zip(tree, tmp_path / "t.zip"), random.Random(0)  # noqa: S311
+    intact, refused = path.read_bytes(), 0
+    for _ in range(150):
+        content = bytearray(intact)
+        for _ in range(rng.choice([1, 4, 16])):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path.write_bytes(content)
+        try:
+            list(ImageLoader(open_images(path), PLAIN, labels=False, workers=1))
+        except DataError:
+            refused += 1
+    assert refused > 50
+
+
+# Samples ----------------------------------------------------------------------------------------
+
+
+def test_samples_are_reproducible_and_in_order(tmp_path):
+    write_cifar_batch(tmp_path / "c" / "test_batch", 50)
+    images = read_cifar(tmp_path / "c" / "test_batch")
+    first, again, other = images.sample(7), images.sample(7), images.sample(7, seed=1)
+    rows = [images.names.index(name) for name in first.names]
+    assert len(set(rows)) == 7
+    assert rows == sorted(rows)
+    assert list(first.names) == list(again.names) != list(other.names)
+    assert first.labels.tolist() == [row % 10 for row in rows]
+    for position, row in enumerate(rows):
+        assert np.array_equal(read_array(first, position), read_array(images, row))
+    assert images.sample(None) is images
+    assert len(images.sample(50)) == len(images.sample(99)) == 50
+    with pytest.raises(ArgumentError, match="a limit of 0 images"):
+        images.sample(0)
+
+
+# Real data --------------------------------------------------------------------------------------
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("part", "rows", "classes"),
+    [
+        ("cifar-10-batches-py", 8336, 10),
+        ("cifar-10-batches-py/test_batch", 1017, 10),
+        ("cifar-100-python", 1117, 100),
+        ("cifar-100-python/test", 916, 100),
+        ("svhn/test_32x32.mat", 5000, 10),
+        ("dtd/images", 1200, 10),
+        ("places365/images", 3000, None),
+        ("places_crop/images", 3000, None),
+    ],
+)
+def test_the_real_sets_are_read_completely(data, part, rows, classes):
+    images = open_images(data / part)
+    assert len(images) == rows
+    if classes is None:
+        assert images.labels is None
+    else:
+        assert sorted(set(images.labels.tolist())) == list(range(classes))
+    few = images.sample(5)
+    batch = next(iter(ImageLoader(few, CIFAR, labels=False)))
+    assert batch.shape == (5, 3, 32, 32)
+    assert 0.1 < float(batch.std()) < 3
+
+
+@pytest.mark.realdata
+def test_the_folder_reader_agrees_with_pillow_on_real_images(data):
+    images = read_folder(data / "dtd" / "images").sample(3)
+    (batch,) = ImageLoader(images, Transform(32, 32, (0.0,) * 3, (1.0,) * 3), labels=False)
+    for row, name in enumerate(images.names):
+        with Image.open(data / "dtd" / "images" / name) as image:
+            expected = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+        torch.testing.assert_close(batch[row], expected)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(("part", "rows"), [("train", 50_000), ("test", 10_000)])
+def test_the_real_zip_is_read_in_place(data, part, rows):
+    images = open_images(data / "cifar10-jpeg.zip" / part)
+    assert len(images) == rows
+    assert len(images.classes) == 10
+    assert np.bincount(images.labels).tolist() == [rows // 10] * 10
+    few, _ = next(iter(ImageLoader(images.sample(64), CIFAR)))
+    assert few.shape == (64, 3, 32, 32)
+
+
+@pytest.mark.realdata
+def test_the_first_real_digits_of_every_class(data):
+    digits = open_images(data / "svhn" / "test_32x32.mat")
+    assert len(first_per_class(digits, 1000)) == 5000
+    assert np.bincount(first_per_class(digits, 300).labels).tolist() == [300] * 10

@@ -1,0 +1,361 @@
+"""AdaSCALE: percentiles from how far a step moves a row, the step itself, tuning, and the score as in the reference."""
+
+import copy
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import adascale as slow
+from support.networks import one_thread  # noqa: F401
+from support.smooth import small, smooth
+from torch import nn
+
+import oodles as ood
+from oodles.calibration import calibrate
+from oodles.detectors import AdaSCALE, RankEnsemble, parse
+from oodles.detectors.network_detector import needs_network, steps_of
+from oodles.errors import ArgumentError, NotFittedError, ShapeError
+from oodles.features import Features, Head
+from oodles.functional import energy, prefix_ratio
+from oodles.guard import Guard
+from oodles.persistence import load_detector, save_detector
+from oodles.selection.tuning import tune
+from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
+
+NAN, INF = float("nan"), float("inf")
+
+
+def arrays(*tensors):
+    return [tensor.detach().double().numpy() for tensor in tensors]
+
+
+def both_passes(embedding, after, head, detector=None):
+    """Features before and after a detector's own step."""
+    name = (detector or AdaSCALE()).steps()[0].name
+    return Features(embedding, head=head, layers={name: after})
+
+
+def made_up(rows, width, classes=4, seed=0, *, signed=False, noise=0.3):
+    """Embeddings, made-up embeddings after a step, and the head."""
+    features = example_features(rows, width, classes, seed)
+    generator = torch.Generator().manual_seed(seed + 77)
+    embedding = features.embedding + 0.05 * torch.rand(rows, width, generator=generator)
+    if signed:
+        embedding = embedding - 1
+    return embedding, embedding + noise * torch.randn(rows, width, generator=generator), features.head
+
+
+# Scores from two passes -----------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_authors():
+    detector = AdaSCALE()
+    assert (detector.low, detector.high, detector.scaled) == (75, 85, "embedding")
+    assert (detector.epsilon, detector.share, detector.shift) == (0.5, 0.05, 10.0)
+    (only,) = detector.steps()
+    assert (only.epsilon, only.share, only.keep, only.std) == (0.5, 0.05, "embedding", ())
+    assert [trial.name for trial in detector.trials()] == [only.name]
+
+
+@pytest.mark.parametrize("scaled", ["embedding", "logits"])
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    width=st.integers(2, 230),
+    ends=st.sampled_from([(75, 85), (60, 90), (1, 99), (80, 80), (62.5, 95.5)]),
+    shift=st.sampled_from([10.0, 0.0, 1.0]),
+    noise=st.sampled_from([0.3, 4.0]),  # the larger one makes some of the largest units negative
+    signed=st.booleans(),
+    biased=st.booleans(),
+)
+def test_scores_agree_with_the_reference(scaled, seed, width, ends, shift, noise, signed, biased):
+    detector = AdaSCALE(low=ends[0], high=ends[1], scaled=scaled, shift=shift)
+    embedding, after, head = made_up(16, width, 4, seed, signed=signed, noise=noise)
+    test, test_after, _ = made_up(9, width, 4, seed + 1, signed=signed, noise=noise)
+    head = head if biased else Head(head.weight)
+    held_out = both_passes(embedding, after, head, detector)
+    detector.fit(held_out).tune(held_out)
+    got = detector.score(both_passes(test, test_after, head, detector))
+    bias = np.zeros(4) if head.bias is None else arrays(head.bias)[0]
+    want = slow.scores(detector, *arrays(head.weight), bias, arrays(embedding, after), arrays(test, test_after))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def rows_moved_by(moves, width=20):
+    """Equal rows whose largest unit is 5 and is moved by the given amounts."""
+    embedding = torch.full((len(moves), width), 0.5)
+    embedding[:, 3] = 5.0
+    after = embedding.clone()
+    after[:, 3] += torch.tensor(moves)
+    return both_passes(embedding, after, Head(torch.eye(4, width)))
+
+
+def units_kept(detector, features):
+    """The number of units kept, read back from the scores of rows that differ only in their percentile."""
+    plain = {}
+    for kept in range(1, features.width + 1):
+        ratio = prefix_ratio(features.embedding[:1], torch.tensor([kept]))
+        plain[kept] = float(energy(ratio.exp() * features.logits[:1]))
+    return [min(plain, key=lambda kept: abs(plain[kept] - score)) for score in detector.score(features).tolist()]
+
+
+def test_the_further_a_row_moves_compared_with_held_out_rows_the_more_units_are_kept():
+    detector = AdaSCALE(low=10, high=90)
+    held_out = rows_moved_by([1.0, 2.0, 3.0, 4.0])
+    detector.fit(held_out).tune(held_out)
+    # of 20 units: the percentiles 90, 70, 50, 30 and 10; a row that moves as far as a held-out one counts it
+    moves = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 9.0]
+    assert units_kept(detector, rows_moved_by(moves)) == [2, 6, 6, 10, 10, 14, 14, 18, 18]
+
+
+def test_one_held_out_row_gives_two_percentiles():
+    detector = AdaSCALE(low=10, high=90)
+    detector.fit(rows_moved_by([1.0])).tune(rows_moved_by([1.0]))
+    assert units_kept(detector, rows_moved_by([0.5, 1.0, 2.0])) == [2, 18, 18]
+
+
+def test_held_out_rows_may_come_in_any_order_and_be_equal():
+    first, second = AdaSCALE(low=10, high=90), AdaSCALE(low=10, high=90)
+    first.fit(rows_moved_by([1.0])).tune(rows_moved_by([3.0, 1.0, 2.0, 2.0]))
+    second.fit(rows_moved_by([1.0])).tune(rows_moved_by([2.0, 2.0, 3.0, 1.0]))
+    assert torch.equal(first.reference_, second.reference_)
+    assert units_kept(first, rows_moved_by([1.5, 2.0, 2.5])) == [6, 14, 14]
+
+
+@pytest.mark.parametrize(
+    ("width", "low", "high", "below", "rows"),
+    [(50, 10, 95, 10, 25), (50, 10, 95, 80, 100), (100, 10, 75, 9, 10), (50, 75, 85, 8, 10), (24, 60, 90, 7, 10)],
+)
+def test_half_a_unit_is_rounded_to_even_as_in_the_other_shapes(width, low, high, below, rows):
+    detector = AdaSCALE(low=low, high=high)
+    held_out = rows_moved_by([0.01 * (place + 1) for place in range(rows)], width)
+    detector.fit(held_out).tune(held_out)
+    want = slow.kept_units(width, low, high, Fraction(below, rows))
+    assert units_kept(detector, rows_moved_by([0.01 * below + 0.005], width)) == [want]
+
+
+@pytest.mark.parametrize(("scaled", "other"), [("embedding", "scale(85)"), ("logits", "lts(85)")])
+def test_with_equal_percentiles_it_is_the_shape_that_it_adapts(scaled, other):
+    features = both_passes(*made_up(40, 30, signed=True))
+    got = fit_and_tune(AdaSCALE(low=85, high=85, scaled=scaled), features).score(features)
+    torch.testing.assert_close(got, parse(other).fit(features).score(features))
+
+
+def test_a_second_fit_discards_the_held_out_images_and_errors_say_what_is_missing(tmp_path):
+    features = rows_moved_by([1.0, 2.0])
+    detector = AdaSCALE()
+    with pytest.raises(NotFittedError, match=r"call \.fit"):
+        detector.score(features)
+    detector.fit(features)
+    assert (detector.tuned, detector.fitted, needs_network(detector)) == (False, False, True)
+    for action in (lambda: detector.score(features), lambda: save_detector(detector, tmp_path / "d")):
+        with pytest.raises(NotFittedError, match=r"oodles\.selection\.tune"):
+            action()
+    with pytest.raises(NotFittedError, match=r"oodles\.selection\.tune"):
+        detector(features.embedding, features.logits, features.embedding)
+    detector.tune(features)
+    assert detector.fitted
+    assert not detector.fit(features).tuned
+
+
+def test_features_without_the_second_pass_are_refused():
+    detector = fit_and_tune(AdaSCALE(), rows_moved_by([1.0, 2.0]))
+    plain = Features(torch.rand(3, 20), head=Head(torch.eye(4, 20)))
+    with pytest.raises(ShapeError, match=r"scores from the layer\.adascale.*extract it from the model"):
+        detector.score(plain)
+
+
+# With a network -------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """A small network with 120 units before its head, so that 1 % of them is one unit and 5 % are six."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.hidden = nn.Linear(6 * 5 * 5, 120)
+        self.fc = nn.Linear(120, 5)
+
+    def embed(self, images):
+        return torch.relu(self.hidden(torch.nn.functional.softplus(self.conv(images)).flatten(1)))
+
+    def forward(self, images):
+        return self.fc(self.embed(images))
+
+
+def wide(seed=0):
+    torch.manual_seed(seed)
+    return Wide().double().eval()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4])
+@pytest.mark.parametrize("epsilon", [0.5, 0.01])
+def test_the_embedding_after_the_step_agrees_with_autograd(epsilon, share):
+    model, images = wide(), small(8, seed=2)
+    detector = AdaSCALE(epsilon=epsilon, share=share)
+    features = ood.extract(model, [images], steps=steps_of([detector]), progress=False)
+    after = features.column(detector.steps()[0].column)
+    assert after.shape == (8, 120)
+    want = slow.embeddings_after_step(model, images, epsilon, share)
+    np.testing.assert_allclose(after, want, rtol=1e-5, atol=1e-6)
+    assert float((want - model.embed(images).detach()).abs().max()) > 1e-4, "the step must change something"
+
+
+@pytest.mark.parametrize("scaled", ["embedding", "logits"])
+def test_extracted_tuned_and_scored_it_agrees_with_the_reference(scaled):
+    model, (train, held_out, test) = wide(), (small(rows, seed=rows) for rows in (20, 16, 9))
+    detector = AdaSCALE(scaled=scaled)
+    detector.fit(ood.extract(model, [train], progress=False))
+    tune([detector], model, [held_out])
+    assert detector.reference_.shape == (16,)
+    got = detector.score(ood.extract(model, [test], steps=steps_of([detector]), progress=False))
+    passes = [
+        arrays(model.embed(images), slow.embeddings_after_step(model, images, 0.5, 0.05)) for images in (held_out, test)
+    ]
+    want = slow.scores(detector, *arrays(model.fc.weight, model.fc.bias), *passes)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_any_number_of_detectors_cost_one_more_forward_and_backward_pass():
+    model = smooth()
+    detectors = [AdaSCALE(), AdaSCALE(scaled="logits"), AdaSCALE(low=60, high=90), AdaSCALE(shift=1.0)]
+    assert len(steps_of(detectors)) == 1
+    ood.extract(model, [small(6)], steps=steps_of(detectors), progress=False)
+    ood.extract(plain := smooth(), [small(6)], progress=False)
+    assert (model.forwards, model.backwards) == ([*plain.forwards, 6], [6])
+    assert len(steps_of([AdaSCALE(), AdaSCALE(epsilon=0.4), AdaSCALE(share=0.1)])) == 3
+
+
+def test_equal_numbers_are_one_step_however_they_are_written():
+    written = [AdaSCALE(epsilon=1), AdaSCALE(epsilon=1.0), parse("adascale(epsilon=1)")]
+    assert len(steps_of(written)) == 1
+    assert len(steps_of([AdaSCALE(share=1), AdaSCALE(share=1.0)])) == 1
+
+
+def test_tuning_uses_only_the_requested_images_and_does_not_change_a_tuned_detector():
+    model, detector = wide(), AdaSCALE()
+    detector.fit(ood.extract(model, [small(12)], progress=False))
+    tune([detector], model, [small(12)], max_images=7)
+    first = detector.reference_
+    assert len(first) == 7
+    tune([detector], model, [small(12, seed=5)])
+    assert detector.reference_ is first
+    with pytest.raises(NotFittedError, match=r"call \.fit"):
+        tune([AdaSCALE()], model, [small(4)])
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_guard_scores_as_extract_does_and_rejects_a_broken_image(value, tmp_path):
+    model, images = wide().float(), small(9, seed=4, dtype=torch.float32)
+    detector = AdaSCALE()
+    detector.fit(ood.extract(model, [small(20, dtype=torch.float32)], progress=False))
+    tune([detector], model, [small(30, seed=1, dtype=torch.float32)])
+    seen = ood.extract(model, [images], steps=steps_of([detector]), progress=False)
+    guard = Guard(model, detector, calibrate(detector.score(seen), 0.9))
+    intact = guard(images)
+    torch.testing.assert_close(intact.score, detector.score(seen), rtol=1e-5, atol=1e-6)
+    guard.save(tmp_path / "guard")
+    assert torch.equal(Guard.load(tmp_path / "guard", model)(images).score, intact.score)
+    broken = images.clone()
+    broken[2, 1, 3, 3] = value
+    verdict = guard(broken)
+    assert not bool(verdict.is_id[2])
+    others = [place for place in range(9) if place != 2]
+    torch.testing.assert_close(verdict.score[others], intact.score[others])
+
+
+def test_in_an_ensemble_its_scores_are_ranked_on_held_out_rows():
+    detector = RankEnsemble(detectors=("adascale", "energy"))
+    features = with_passes(AdaSCALE(), example_features(60))
+    assert needs_network(detector)
+    detector.fit(features)
+    assert not detector.tuned
+    detector.tune(features)
+    assert detector.tuned
+    assert torch.isfinite(detector.score(features)).all()
+
+
+# Conformance, text and files ------------------------------------------------------------------------
+
+SETTINGS = [AdaSCALE(), AdaSCALE(scaled="logits", low=60, high=90, shift=1.0)]
+
+
+@pytest.mark.parametrize("detector", SETTINGS, ids=lambda detector: detector.spec)
+@pytest.mark.parametrize("width", [24, 200])
+def test_it_passes_the_conformance_suite(detector, width):
+    rows = example_features(300 if width == 24 else 120, width, 5)
+    check_detector(detector, with_passes(detector, rows))
+
+
+@pytest.mark.parametrize("detector", SETTINGS, ids=lambda detector: detector.spec)
+def test_saved_and_loaded_completely(detector, tmp_path):
+    fitted = copy.deepcopy(detector)
+    features = with_passes(detector, example_features(60))
+    save_detector(fit_and_tune(fitted, features), tmp_path / "d")
+    loaded = load_detector(tmp_path / "d")
+    assert type(loaded) is AdaSCALE
+    assert (loaded.spec, loaded.arguments()) == (fitted.spec, fitted.arguments())
+    assert torch.equal(loaded.score(features), fitted.score(features))
+    assert [step.name for step in loaded.steps()] == [step.name for step in fitted.steps()]
+    for name, buffer in fitted.named_buffers():
+        assert torch.equal(loaded.get_buffer(name), buffer)
+
+
+def test_an_unfitted_detector_is_not_saved(tmp_path):
+    with pytest.raises(NotFittedError):
+        save_detector(AdaSCALE(), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "given_"),
+    [
+        ("adascale", "adascale", {"low": 75, "high": 85, "scaled": "embedding"}),
+        ("adascale(60, 90)", "adascale(low=60, high=90)", {"low": 60, "high": 90}),
+        ("adascale(scaled='logits')", "adascale(scaled='logits')", {"scaled": "logits"}),
+        ("adascale(epsilon=0.25, share=1, shift=0)", "adascale(epsilon=0.25, share=1.0, shift=0)", {"shift": 0}),
+    ],
+)
+def test_read_from_text_and_written(text, spec, given_):
+    detector = parse(text)
+    assert detector.spec == spec
+    assert {name: getattr(detector, name) for name in given_} == given_
+    again = parse(spec)
+    assert type(again) is AdaSCALE
+    assert again.arguments() == detector.arguments()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("adascale(0, 85)", "low=0"),
+        ("adascale(0.75, 0.85)", "low=0.75"),
+        ("adascale(90, 80)", "low=90"),
+        ("adascale(high=100)", "high=100"),
+        ("adascale(scaled='a')", "scaled='a'"),
+        ("adascale(scaled=3)", r"scaled=.*expected a name in quotes"),
+        ("adascale(epsilon=0)", "epsilon=0"),
+        ("adascale(epsilon=-1)", "epsilon=-1"),
+        ("adascale(epsilon=None)", r"epsilon=.*expected a number"),
+        ("adascale(share=0)", "share=0"),
+        ("adascale(share=1.5)", "share=1.5"),
+        ("adascale(shift='a')", "shift"),
+        ("scale(85)+adascale", "adascale"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(text, named):
+    with pytest.raises(ArgumentError, match=named) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["low", "high", "epsilon", "share", "shift"])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_settings_that_are_not_finite_are_named(name, value):
+    with pytest.raises(ArgumentError, match=f"{name}={value}") as caught:
+        AdaSCALE(**{name: value})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,369 @@
+"""What every detector shares: one fitting state, merging, the checks of its input, and the conformance suite."""
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.detector_data import awkward, every_detector, without_bias
+
+from oodles.detectors import (
+    DICE,
+    KNN,
+    MSP,
+    Detector,
+    Energy,
+    LogitDetector,
+    Mahalanobis,
+    ReAct,
+    Residual,
+    WeightPruning,
+    detector_list,
+    fit_together,
+    parse,
+)
+from oodles.detectors.base import describe
+from oodles.detectors.registry import BUILT_IN
+from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
+from oodles.features import Features, Head
+from oodles.functional import energy
+from oodles.persistence import load_detector, save_detector
+from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
+
+# what is left out of a fit is the subject of the methods' own tests
+pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+
+# One fitting state ------------------------------------------------------------------------------
+
+LEARNERS = [
+    DICE(p=0.6, shape=ReAct(percentile=80)),
+    KNN(k=3, bank=50),
+    parse("vim"),
+    parse("she"),
+    parse("mahalanobis"),
+    parse("kl_matching"),
+]
+
+
+@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
+def test_a_detector_fitted_in_one_go_takes_no_further_rows(detector: Detector, features: Features) -> None:
+    part = copy.deepcopy(detector).partial_fit(features)
+    fitted = copy.deepcopy(detector).fit(features)
+    scores = fitted.score(features)
+    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to; use a new one"):
+        fitted.partial_fit(features)
+    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
+        fitted.merge(part)
+    with pytest.raises(NotFittedError, match="has observed nothing"):
+        fitted.finish()
+    assert torch.equal(fitted.score(features), scores)
+
+
+@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_loaded_detector_takes_no_further_rows(
+    detector: Detector, how: str, features: Features, tmp_path: Path
+) -> None:
+    part = copy.deepcopy(detector).partial_fit(features)
+    fitted = copy.deepcopy(detector)
+    save_detector(fitted.fit(features) if how == "fit" else fitted.partial_fit(features).finish(), tmp_path)
+    loaded = load_detector(tmp_path)
+    scores = loaded.score(features)
+    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
+        loaded.partial_fit(features)
+    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
+        loaded.merge(part)
+    assert torch.equal(loaded.score(features), scores)
+
+
+@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
+def test_after_finish_further_rows_continue_the_same_fit(detector: Detector, features: Features) -> None:
+    whole = copy.deepcopy(detector).fit(features).score(features)
+    first, second, third = features[:40], features[40:70], features[70:]
+    grown = copy.deepcopy(detector).partial_fit(first).finish()
+    early = copy.deepcopy(detector).fit(first).score(features)
+    torch.testing.assert_close(grown.score(features), early)
+    grown.partial_fit(second)
+    torch.testing.assert_close(grown.score(features), early)  # until finish is called again
+    grown.merge(copy.deepcopy(detector).partial_fit(third)).finish()
+    torch.testing.assert_close(grown.score(features), whole)
+    assert not torch.allclose(early, whole), "the further rows make a difference"
+
+
+def test_merging_leaves_the_other_as_it_was(features: Features) -> None:
+    first, second = (KNN(k=3).partial_fit(part) for part in (features[:50], features[50:]))
+    fresh = KNN(k=3).merge(first).merge(second).finish()
+    assert torch.equal(fresh.score(features), KNN(k=3).fit(features).score(features))
+    assert torch.equal(first.finish().score(features), KNN(k=3).fit(features[:50]).score(features))
+    assert torch.equal(second.finish().score(features), KNN(k=3).fit(features[50:]).score(features))
+
+
+def test_a_fit_starts_again_whatever_came_before(features: Features) -> None:
+    detector = DICE(p=0.6).partial_fit(features[:10])
+    assert torch.equal(detector.fit(features).score(features), DICE(p=0.6).fit(features).score(features))
+    with pytest.raises(ArgumentError, match="kept no statistics"):
+        detector.partial_fit(features)
+
+
+def test_a_detector_with_nothing_to_learn_takes_any_sequence_of_calls(features: Features, tmp_path: Path) -> None:
+    want = Energy().score(features)
+    detector = Energy().fit(features).partial_fit(features).merge(Energy().partial_fit(features)).finish()
+    assert torch.equal(detector.score(features), want)
+    save_detector(detector, tmp_path)
+    assert torch.equal(load_detector(tmp_path).partial_fit(features).finish().score(features), want)
+
+
+# A fit that fails -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
+def test_a_first_batch_that_is_refused_leaves_the_earlier_fit_usable(detector: Detector, features: Features) -> None:
+    fitted = copy.deepcopy(detector).fit(features)
+    scores = fitted.score(features)
+    wrong = Features(features.embedding) if "logits" in detector.learns_from else Features(logits=features.logits)
+    with pytest.raises(ShapeError, match="learns from the"):
+        fitted.fit(wrong)
+    assert torch.equal(fitted.score(features), scores)
+    with pytest.raises(ArgumentError, match="kept no statistics"):
+        fitted.partial_fit(features)
+
+
+def test_a_refused_batch_leaves_what_was_observed(features: Features) -> None:
+    detector = DICE(p=0.6).partial_fit(features[:50])
+    with pytest.raises(ShapeError, match="learns from the embedding"):
+        detector.partial_fit(Features(logits=features.logits))
+    with pytest.raises(ShapeError, match="another head"):
+        detector.partial_fit(example_features(rows=50, width=12, classes=4, seed=99))
+    with pytest.raises(ShapeError, match=r"observed \(width, classes\) \(12, 4\), .* has \(7, 4\)"):
+        detector.partial_fit(example_features(rows=50, width=7, classes=4))
+    detector.partial_fit(features[50:]).finish()
+    torch.testing.assert_close(detector.score(features), DICE(p=0.6).fit(features).score(features))
+
+
+def constant(features: Features) -> Features:
+    """Rows that do not vary within classes, which no distance can be learned from."""
+    return Features(torch.zeros_like(features.embedding), labels=features.labels, head=features.head)
+
+
+def test_nothing_is_left_to_score_with_if_learning_fails(features: Features) -> None:
+    detector = Mahalanobis().fit(features)
+    with pytest.raises(DataError, match="does not vary"):
+        detector.fit(constant(features))
+    with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
+        detector.score(features)
+    assert torch.equal(detector.fit(features).score(features), Mahalanobis().fit(features).score(features))
+
+
+def test_rows_of_a_failed_fit_do_not_count_in_a_later_one(features: Features) -> None:
+    detector = Mahalanobis()
+    with pytest.raises(DataError, match="does not vary"):
+        detector.fit(constant(features))
+    detector.partial_fit(features).finish()
+    torch.testing.assert_close(detector.score(features), Mahalanobis().fit(features).score(features))
+
+
+def test_detectors_of_a_failed_common_fit_share_nothing_afterwards(features: Features) -> None:
+    """Detectors fitted together share statistics; a detector fitted by itself must not see the others' rows."""
+    one, other = ReAct(percentile=80), ReAct(percentile=60)
+    with pytest.raises(ArgumentError, match="must be smaller than the width"):
+        fit_together([Residual(dimension=12), one, other], features)
+    one.partial_fit(features[:30]).finish()
+    other.partial_fit(features[30:]).finish()
+    assert torch.equal(one.threshold_, ReAct(percentile=80).fit(features[:30]).threshold_)
+    assert torch.equal(other.threshold_, ReAct(percentile=60).fit(features[30:]).threshold_)
+
+
+# Text -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_numpy_numbers_are_shown_as_numbers(kind: type, features: Features) -> None:
+    """As in a sweep over ``numpy.linspace``; errors show the detector too."""
+    detector = DICE(p=kind(0.5))
+    assert repr(detector) == repr(DICE(p=0.5)) == "DICE(p=0.5, score=energy)"
+    with pytest.raises(NotFittedError, match=r"DICE\(p=0\.5, score=energy\) has not been fitted"):
+        detector.score(features)
+
+
+# Merging ----------------------------------------------------------------------------------------
+
+
+class Subclass(DICE):
+    """The same method under another class."""
+
+
+# another class with the name, arguments and text of the built-in one
+Namesake = type("KNN", (KNN,), {"__module__": __name__, "__init__": KNN.__init__})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (DICE(p=0.5), DICE(p=0.7)),
+        (KNN(k=5), KNN(k=5, bank=2000)),
+        (DICE(), Subclass()),
+        (Subclass(), DICE()),
+        (KNN(), Namesake()),
+        (Mahalanobis(epsilon=None), Mahalanobis(epsilon=None, std=(1.0,))),
+        (DICE(p=0.5), LogitDetector(sparsify=DICE(p=0.5))),
+        (DICE(shape=ReAct(percentile=90)), DICE(shape=ReAct(percentile=95))),
+        (DICE(score=lambda logits: logits.sum(dim=1)), DICE(score=lambda logits: logits.amax(dim=1))),
+        (DICE(score=partial(energy, temperature=2.0)), DICE()),
+        (Energy(), MSP()),
+    ],
+    ids=lambda each: repr(each)[:40],
+)
+def test_only_detectors_of_the_same_class_and_arguments_merge(
+    one: Detector, other: Detector, features: Features
+) -> None:
+    one, other = (copy.deepcopy(each).partial_fit(features) for each in (one, other))
+    with pytest.raises(ArgumentError, match="type and arguments must be the same"):
+        one.merge(other)
+
+
+def test_equal_text_is_not_enough_to_merge() -> None:
+    """Two different functions can have the same name, and two classes too."""
+    first, second = (DICE(score=score) for score in (lambda logits: logits[:, 0], lambda logits: logits[:, 1]))
+    assert repr(first) == repr(second)
+    assert describe(first) != describe(second)
+    assert repr(KNN()) == repr(Namesake())
+    assert describe(KNN()) != describe(Namesake())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (KNN(), KNN(k=10)),
+        (DICE(p=0.5), DICE(p=np.float64(0.5))),
+        (DICE(score=partial(energy, temperature=2.0)), DICE(score=partial(energy, temperature=2.0))),
+        (DICE(shape=ReAct()), DICE(shape=[ReAct(percentile=90)])),
+        (Mahalanobis(std=(1.0, 2.0)), Mahalanobis(std=[1, 2])),  # type: ignore[arg-type]
+    ],
+    ids=["defaults", "numpy", "score", "list", "numbers"],
+)
+def test_equal_arguments_merge_however_they_were_given(one: Detector, other: Detector, features: Features) -> None:
+    first, second = copy.deepcopy(one).partial_fit(features[:50]), copy.deepcopy(other).partial_fit(features[50:])
+    merged = first.merge(second).finish()
+    torch.testing.assert_close(merged.score(features), copy.deepcopy(one).fit(features).score(features))
+
+
+def test_merging_needs_something_to_merge(features: Features) -> None:
+    with pytest.raises(NotFittedError, match=r"has no statistics to merge; call \.partial_fit"):
+        DICE().partial_fit(features).merge(DICE())
+    with pytest.raises(NotFittedError, match=r"has no statistics to merge; call \.partial_fit"):
+        DICE().partial_fit(features).merge(DICE().fit(features))
+
+
+def test_merging_rows_of_another_model(features: Features) -> None:
+    other = example_features(rows=50, width=12, classes=4, seed=99)
+    with pytest.raises(ShapeError, match="another head"):
+        DICE().partial_fit(features).merge(DICE().partial_fit(other))
+    narrow = example_features(rows=50, width=7, classes=4)
+    with pytest.raises(ShapeError, match=r"observed \(width, classes\) \(12, 4\)"):
+        KNN().partial_fit(features).merge(KNN().partial_fit(narrow))
+
+
+# Input that does not fit ------------------------------------------------------------------------
+
+
+def test_scoring_before_fitting(features: Features) -> None:
+    for detector in (DICE(), ReAct(), LogitDetector(sparsify=WeightPruning()), KNN(), DICE().partial_fit(features)):
+        with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
+            detector.score(features)
+    assert Energy().score(features).shape == (len(features),)
+
+
+def test_finishing_before_observing() -> None:
+    with pytest.raises(NotFittedError, match=r"has observed nothing; call \.fit\(features\) or \.partial_fit\(batch\)"):
+        DICE().finish()
+
+
+def test_features_without_what_is_needed(features: Features) -> None:
+    bare = Features(logits=features.logits)
+    with pytest.raises(ShapeError, match=r"learns from the embedding, which .* does not have; extract it"):
+        DICE().fit(bare)
+    with pytest.raises(ShapeError, match="scores from the embedding"):
+        DICE().fit(features).score(bare)
+    assert torch.equal(Energy().score(bare), Energy().score(features))
+
+
+def test_features_of_another_width(features: Features) -> None:
+    wider = example_features(rows=9, width=13, classes=4)
+    with pytest.raises(ShapeError, match="was fitted on embeddings of width 12, got 13; are both from the same model"):
+        DICE().fit(features).score(wider)
+    more = Features(logits=torch.rand(9, 5))
+    with pytest.raises(ShapeError, match="was fitted on logits of width 4, got 5"):
+        parse("kl_matching").fit(features).score(more)
+
+
+# Every detector ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("detector", every_detector(), ids=lambda each: each.spec)
+def test_every_detector_conforms(detector: Detector) -> None:
+    check_detector(detector)
+    assert detector._statistics is None  # the suite works on copies
+    assert detector.shape_ is None
+
+
+@pytest.mark.parametrize("spec", ["energy", "react(90)+dice(0.7)+msp"])
+def test_detectors_conform_on_other_features(spec: str) -> None:
+    check_detector(parse(spec), without_bias(example_features(rows=90, width=7, classes=3, seed=8)))
+
+
+@pytest.mark.parametrize("detector", detector_list(), ids=lambda each: each.spec)
+def test_a_head_without_bias_is_one_with_zeros(detector: Detector, features: Features) -> None:
+    bare = without_bias(features)
+    assert bare.head is not None
+    zeros = Features(bare.embedding, labels=bare.labels, head=Head(bare.head.weight, torch.zeros(bare.classes)))
+    scores = detector.fit(bare).score(bare)
+    assert torch.isfinite(scores).all()
+    np.testing.assert_allclose(scores, detector.fit(zeros).score(zeros), rtol=1e-5, atol=1e-6)
+
+
+EVERY_NAME = [
+    *(entry.name for entry in BUILT_IN if entry.name != "rank_ensemble"),
+    "rank_ensemble(('dice(0.9)', 'knn'))",
+    "rank_ensemble(('odin', 'mahalanobis'))",
+    "react(97)+scale(65)+dice(0.05)",
+]
+REFUSED = {("vim", "equal logits"): "one of them is not positive"}
+
+
+@pytest.mark.parametrize("case", awkward())
+@pytest.mark.parametrize("text", EVERY_NAME)
+def test_awkward_rows_give_finite_scores_or_a_named_error(text: str, case: str) -> None:
+    detector = parse(text)
+    features = with_passes(detector, awkward()[case])
+    if (text, case) in REFUSED:
+        with pytest.raises(DataError, match=REFUSED[text, case]):
+            fit_and_tune(detector, features)
+        return
+    scores = fit_and_tune(detector, features).score(features)
+    assert scores.shape == (60,)
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_float32_agrees_with_float64_on_the_papers_networks(data: Path, name: str) -> None:
+    from oodles.bench.suites import SUITES
+    from oodles.data.loaders import ImageLoader
+    from oodles.models import build_model, load_checkpoint
+    from oodles.network.extraction import extract
+
+    suite = SUITES[name]
+    model = build_model(suite.model)
+    load_checkpoint(model, data / "checkpoints" / f"densenet101-{name}.pth.tar")
+    train, test = (
+        extract(model, ImageLoader(part.sample(rows), suite.transform))
+        for part, rows in zip(suite.open_id(data), (700, 100), strict=True)
+    )
+    for detector in detector_list():
+        detector.fit(train)
+        narrow = detector.score(test).double()
+        wide = copy.deepcopy(detector).double().score(test.to(dtype=torch.float64))
+        gap = float((narrow - wide).abs().max()) / max(1.0, float(wide.abs().max()))
+        assert gap <= 1e-4, f"{detector.spec}: off by {gap:.1e}"

@@ -1,0 +1,463 @@
+"""The default ensemble: its members, the order and parts of the data, unusual data, files, and guards."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import ensemble as slow
+from support.ensembles import extracted, fit_in_parts, with_labels, with_predicted_labels
+from support.networks import Net, NoBias, pictures, seeded
+
+import oodles as ood
+from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
+from oodles.detectors.base import describe
+from oodles.detectors.ensemble import FEWEST_ROWS
+from oodles.detectors.network_detector import needs_network
+from oodles.errors import ArgumentError, DataError, FileError, FitWarning, NotFittedError, ShapeError
+from oodles.features import Features, Head
+from oodles.persistence import load_detector, save_detector
+from oodles.testing import check_detector, example_features
+
+# one unit of the example features is constant and small networks predict few classes, which Mahalanobis++ reports
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*directions do not vary:oodles.errors.FitWarning"),
+    pytest.mark.filterwarnings("ignore:.*classes have no training row:oodles.errors.FitWarning"),
+]
+
+WHOLE = extracted()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> DefaultEnsemble:
+    """The default ensemble fitted on ``WHOLE``; tests must not change it."""
+    return DefaultEnsemble().fit(WHOLE)
+
+
+@pytest.fixture(scope="module")
+def scores(fitted: DefaultEnsemble) -> torch.Tensor:
+    return fitted.score(WHOLE)
+
+
+# What it consists of --------------------------------------------------------------------------------
+
+
+def test_the_default_detector_is_the_default_ensemble_of_its_members(scores: torch.Tensor) -> None:
+    assert type(default_detector()) is DefaultEnsemble
+    assert DefaultEnsemble().spec == "default"
+    assert type(parse("default")) is DefaultEnsemble
+    assert tuple(member.spec for member in DefaultEnsemble().members) == default.MEMBERS
+    assert DefaultEnsemble().detectors == default.MEMBERS
+    members = ("react_scale_dice", "ash_b(90)", "fdbd", "mahalanobis_pp", "knn(5, 2000)")
+    assert tuple(parse(text).spec for text in members) == default.MEMBERS
+    labelled = with_predicted_labels(WHOLE)
+    rest, held_out = slow.split(labelled)
+    assert FEWEST_ROWS <= len(held_out) < len(WHOLE) // 3
+    fitted = [parse(text).fit(rest) for text in members]
+    np.testing.assert_allclose(scores, slow.scores(fitted, held_out, labelled, "fisher"), rtol=1e-4, atol=1e-4)
+    by_hand = RankEnsemble(detectors=members, reduction="fisher").fit(labelled)
+    assert torch.equal(by_hand.score(WHOLE), scores)
+
+
+def test_its_first_member_is_react_scale_dice() -> None:
+    assert ReActScaleDICE().spec == default.MEMBERS[0]
+    assert type(parse("react_scale_dice")) is ReActScaleDICE
+    want = parse(default.MEMBERS[0]).fit(WHOLE).score(WHOLE)
+    assert torch.equal(ReActScaleDICE().fit(WHOLE).score(WHOLE), want)
+
+
+def test_react_scale_dice_with_other_settings(tmp_path: Path) -> None:
+    detector = ReActScaleDICE(percentile=90, scale=50, p=0.4).fit(WHOLE)
+    assert detector.spec == "react(90)+scale(50)+dice(0.4)+energy"
+    assert torch.equal(detector.score(WHOLE), parse(detector.spec).fit(WHOLE).score(WHOLE))
+    assert not torch.equal(detector.score(WHOLE), ReActScaleDICE().fit(WHOLE).score(WHOLE))
+    save_detector(detector, tmp_path / "saved")
+    loaded = load_detector(tmp_path / "saved")
+    assert type(loaded) is ReActScaleDICE
+    assert loaded.arguments() == {"percentile": 90, "scale": 50, "p": 0.4}
+    assert torch.equal(loaded.score(WHOLE), detector.score(WHOLE))
+    for wrong in ({"percentile": 101}, {"scale": 100}, {"p": 1.5}):
+        with pytest.raises(ArgumentError):
+            ReActScaleDICE(**wrong)
+
+
+def test_it_uses_no_labels(scores: torch.Tensor) -> None:
+    bare, wrong = with_labels(WHOLE, None), with_labels(WHOLE, WHOLE.labels.flip(0))
+    assert "labels" not in DefaultEnsemble().learns_from
+    for features in (bare, wrong):
+        assert torch.equal(DefaultEnsemble().fit(features).score(features), scores)
+
+
+def test_what_it_needs() -> None:
+    with pytest.raises(ShapeError, match="learns from the head"):
+        DefaultEnsemble().fit(Features(WHOLE.embedding, logits=WHOLE.logits))
+    with pytest.raises(ShapeError, match="learns from the embedding"):
+        DefaultEnsemble().fit(Features(logits=WHOLE.logits))
+    with pytest.raises(NotFittedError, match="not been fitted"):
+        DefaultEnsemble().score(WHOLE)
+    assert not DefaultEnsemble().fitted
+    assert not needs_network(DefaultEnsemble())
+
+
+def test_it_passes_the_conformance_suite() -> None:
+    check_detector(DefaultEnsemble())
+
+
+def test_ood_rows_score_lower() -> None:
+    features = extracted(600, 24, 5)
+    detector = DefaultEnsemble().fit(features[:400])
+    id_scores = detector.score(features[400:])
+    generator = torch.Generator().manual_seed(0)
+    noise = Features((0.8 + torch.randn(200, 24, generator=generator)).relu(), head=features.head)
+    ood_scores = detector.score(noise)
+    assert float((id_scores[:, None] > ood_scores[None]).double().mean()) > 0.9
+
+
+def test_float32_agrees_with_float64(scores: torch.Tensor) -> None:
+    wide = DefaultEnsemble().fit(WHOLE).double().score(WHOLE.to(dtype=torch.float64))
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(scores.double(), wide, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_features_and_heads_of_another_precision(dtype: torch.dtype) -> None:
+    features = WHOLE.to(dtype=dtype)
+    assert torch.isfinite(DefaultEnsemble().fit(features).score(features)).all()
+
+
+def test_half_precision_features_with_a_float32_head() -> None:
+    half = Features(WHOLE.embedding.half(), head=WHOLE.head)
+    scores = DefaultEnsemble().fit(half).score(half)
+    assert scores.dtype == torch.float32
+    assert torch.isfinite(scores).all()
+
+
+def test_a_second_fit_discards_the_first(scores: torch.Tensor) -> None:
+    detector = DefaultEnsemble().fit(WHOLE[:120])
+    assert not torch.equal(detector.score(WHOLE), scores)
+    assert torch.equal(detector.fit(WHOLE).score(WHOLE), scores)
+
+
+@pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
+def test_a_failed_fit_leaves_the_detector_unfitted() -> None:
+    detector = DefaultEnsemble().fit(WHOLE)
+    with pytest.raises(DataError):
+        detector.fit(WHOLE[:1])
+    with pytest.raises(NotFittedError, match=r"\.fit"):
+        detector.score(WHOLE)
+
+
+def test_one_with_other_members_is_not_merged() -> None:
+    detector = DefaultEnsemble().partial_fit(WHOLE)
+    with pytest.raises(ArgumentError, match="cannot merge"):
+        detector.merge(DefaultEnsemble(detectors=("fdbd", "knn(3)")).partial_fit(WHOLE))
+
+
+def test_the_exported_graph_gives_the_same_scores(fitted: DefaultEnsemble, scores: torch.Tensor) -> None:
+    rows = {0: torch.export.Dim("rows", min=2, max=1 << 20)}
+    sample = (WHOLE.embedding[:2], WHOLE.logits[:2])
+    program = torch.export.export(fitted, sample, dynamic_shapes=(rows, rows)).module()
+    for count in (2, 9, 100):
+        with torch.no_grad():
+            got = program(WHOLE.embedding[:count], WHOLE.logits[:count])
+        torch.testing.assert_close(got, scores[:count], rtol=1e-4, atol=1e-5)
+
+
+# Orders and parts -----------------------------------------------------------------------------------
+
+
+def test_held_out_rows_change_the_reference_scores_and_nothing_else() -> None:
+    held_out = slow.is_held_out(WHOLE)
+    half = held_out.clone()
+    half[held_out.nonzero()[::2, 0]] = False
+    fewer = WHOLE[(~held_out | half).nonzero()[:, 0]]
+    assert FEWEST_ROWS <= int(half.sum()) < int(held_out.sum())
+    first, second = DefaultEnsemble().fit(WHOLE), DefaultEnsemble().fit(fewer)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]) == (name != "reference_"), name
+
+
+def test_at_most_this_many_held_out_rows_are_ranked_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = slow.keys_of(WHOLE)
+    held_out = sorted((place for place, key in enumerate(keys) if key % 1000 < 200), key=lambda place: keys[place])
+    members = list(DefaultEnsemble().fit(WHOLE).members)
+    monkeypatch.setattr("oodles.detectors.ensemble.MOST_ROWS", 20)
+    assert len(held_out) > 20
+    got = fit_in_parts(DefaultEnsemble(), WHOLE.batches(9)).score(WHOLE)
+    want = slow.scores(members, WHOLE[held_out[:20]], WHOLE, "fisher")
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.integers(1, 239), max_size=6, unique=True))
+@settings(max_examples=15, deadline=None)
+def test_neither_the_order_nor_the_parts_of_the_data_matter(
+    fitted: DefaultEnsemble, scores: torch.Tensor, chance, cuts: list[int]
+) -> None:
+    order = list(range(len(WHOLE)))
+    chance.shuffle(order)
+    ends = [0, *sorted(cuts), len(WHOLE)]
+    parts = [WHOLE[order[low:high]] for low, high in itertools.pairwise(ends)]
+    folded = fit_in_parts(DefaultEnsemble(), parts)
+    merged = [DefaultEnsemble().partial_fit(part) for part in parts]
+    while len(merged) > 1:
+        taken = merged.pop(chance.randrange(len(merged)))
+        merged[chance.randrange(len(merged))].merge(taken)
+    for detector in (folded, merged[0].finish(), DefaultEnsemble().fit(WHOLE[order])):
+        torch.testing.assert_close(detector.reference_, fitted.reference_, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(detector.score(WHOLE), scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [12, 64, 342])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_logits_computed_in_parts_hold_out_the_same_rows(width: int, rows: int) -> None:
+    # a matrix product of few rows may round differently from one of many, which must not decide what is held out
+    features = example_features(300, width, 10)
+    whole = DefaultEnsemble().fit(features)
+    parts = fit_in_parts(DefaultEnsemble(), features.batches(rows))
+    torch.testing.assert_close(parts.reference_, whole.reference_, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parts.score(features), whole.score(features), rtol=1e-3, atol=1e-3)
+
+
+def test_stored_features_give_the_same_scores_as_those_in_memory(tmp_path: Path, scores: torch.Tensor) -> None:
+    WHOLE.save(tmp_path / "store")
+    assert torch.equal(DefaultEnsemble().fit(Features.load(tmp_path / "store")).score(WHOLE), scores)
+
+
+# Unusual data ---------------------------------------------------------------------------------------
+
+
+def made(change: Callable[[torch.Tensor], torch.Tensor], head: Head | None = None, rows: int = 240) -> Features:
+    usual = example_features(rows, 12, 4)
+    return Features(change(usual.embedding.clone()), head=head or usual.head)
+
+
+def head_of(weight: float = 1, bias: tuple[float, ...] | None = None) -> Head:
+    usual = example_features(10, 12, 4).head
+    assert usual is not None
+    return Head(usual.weight * weight, usual.bias if bias is None else torch.tensor(bias))
+
+
+def with_dead_units(embedding: torch.Tensor) -> torch.Tensor:
+    embedding[:, :8] = 0
+    return embedding
+
+
+def rare_classes() -> Features:
+    """All of one class but a single row each of two others; the fourth is never predicted."""
+    features = example_features(240, 12, 4)
+    label = features.logits.argmax(dim=1)
+    singles = [(label == each).nonzero()[:1, 0] for each in (1, 2)]
+    picked = features[torch.cat([(label == 0).nonzero()[:, 0], *singles])]
+    return Features(picked.embedding, head=features.head)
+
+
+UNUSUAL = {
+    "dead units": made(with_dead_units),
+    "every row ten times": made(lambda rows: rows[:24].repeat(10, 1)),
+    "rare classes": rare_classes(),
+    "a class never predicted": made(lambda rows: rows, head_of(bias=(0.0, 0.0, 0.0, -1e4))),
+    "one class predicted": made(lambda rows: rows, head_of(bias=(1e4, 0.0, 0.0, 0.0))),
+    "equal logits": made(lambda rows: rows, Head(torch.ones(4, 12))),
+    "logits of zero": made(lambda rows: rows, Head(torch.zeros(4, 12))),
+    "logits of 1e4": made(lambda rows: rows, head_of(1e4)),
+    "logits of 1e20": made(lambda rows: rows, head_of(1e20)),
+    "no bias": made(lambda rows: rows, Head(head_of().weight)),
+    "two classes": made(lambda rows: rows, Head(head_of().weight[:2])),
+    "negative embeddings": made(lambda rows: -rows - 1),
+    "tiny embeddings": made(lambda rows: rows * 1e-30),
+    "fewer rows than units": example_features(80, 200, 5),
+    "a single class": example_features(200, 12, 1),
+    "30 rows": example_features(30, 12, 4),
+}
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_scores_are_finite(name: str) -> None:
+    features = UNUSUAL[name]
+    detector = DefaultEnsemble().fit(features)
+    scores = detector.score(features)
+    assert scores.shape == (len(features),)
+    assert torch.isfinite(scores).all()
+    assert all(torch.isfinite(detector.score(features[row : row + 1])).all() for row in range(3))
+
+
+def test_warnings_say_what_was_left_out() -> None:
+    with pytest.warns(FitWarning, match="1 of 12 directions do not vary within classes"):
+        DefaultEnsemble().fit(WHOLE)
+    with pytest.warns(FitWarning, match="held out only 5 rows, so ranks are computed on training rows too"):
+        DefaultEnsemble().fit(example_features(30, 12, 4))
+
+
+IMPOSSIBLE = {
+    "3 rows": (example_features(3, 12, 4), "does not vary within any class"),
+    "one row": (example_features(1, 12, 4), "does not vary within any class"),
+    "dead embeddings": (made(torch.zeros_like), "held out all 240 rows"),
+    "three rows many times": (made(lambda rows: rows[:3].repeat(80, 1)), "does not vary within any class"),
+    "a class for every row": (
+        Features(torch.eye(200) + 0.01, head=Head(torch.eye(200))),
+        "does not vary within any class",
+    ),
+    "embeddings too large to square": (
+        made(lambda rows: rows * 1e30, head_of(1e-30)),
+        "does not vary within any class",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_data_that_nothing_can_be_learned_from_is_refused_in_one_line(name: str) -> None:
+    features, reason = IMPOSSIBLE[name]
+    with pytest.raises(DataError, match=reason) as raised:
+        DefaultEnsemble().fit(features)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
+@pytest.mark.parametrize(("held_out", "reason"), [(False, "does not vary"), (True, "held out all 100 rows")])
+def test_equal_rows_are_refused(held_out: bool, reason: str) -> None:
+    features = extracted(100)
+    place = int((slow.is_held_out(features) == held_out).nonzero()[0, 0])
+    with pytest.raises(DataError, match=reason) as raised:
+        DefaultEnsemble().fit(features[[place] * 100])
+    assert "\n" not in str(raised.value)
+
+
+def test_scores_far_from_the_data_are_finite(fitted: DefaultEnsemble) -> None:
+    for factor in (0.0, 1e-20, 1e6, 1e15):
+        far = Features(WHOLE.embedding[:20] * factor, head=WHOLE.head)
+        assert torch.isfinite(fitted.score(far)).all(), factor
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite(broken: float, fitted: DefaultEnsemble, scores: torch.Tensor) -> None:
+    embedding, logits = WHOLE.embedding[:4].clone(), WHOLE.logits[:4].clone()
+    embedding[1, 0] = broken
+    got = fitted(embedding, WHOLE.head(embedding))
+    assert not torch.isfinite(got[1]) or got[1] < scores.min()
+    torch.testing.assert_close(got[[0, 2, 3]], scores[[0, 2, 3]])
+    if math.isnan(broken):
+        assert torch.isnan(got[1])
+        logits[2, 1] = broken
+        assert torch.isnan(fitted(WHOLE.embedding[:4], logits)).tolist() == [False, False, True, False]
+
+
+# As text and on disk --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("default(1)", "expected a list"),
+        ("default('msp')", "expected a list"),
+        ("default(('msp',))", "at least two"),
+        ("default(holdout=0.1)", "no 'holdout'"),
+        ("default+energy", "not a stage"),
+        ("DefaultEnsemble", "'DefaultEnsemble'"),
+    ],
+)
+def test_text_that_is_not_the_default_ensemble_is_refused(text: str, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named) as raised:
+        parse(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_with_other_members_it_is_read_back_from_text() -> None:
+    detector = DefaultEnsemble(detectors=("dice(0.9)", "knn(3)"))
+    assert detector.spec == "default(detectors=('dice(0.9)+energy', 'knn(k=3)'))"
+    again = parse(detector.spec)
+    assert type(again) is DefaultEnsemble
+    assert describe(again) == describe(detector)
+
+
+def test_saved_and_loaded(tmp_path: Path, fitted: DefaultEnsemble, scores: torch.Tensor) -> None:
+    save_detector(fitted, tmp_path / "saved")
+    loaded = load_detector(tmp_path / "saved")
+    assert type(loaded) is DefaultEnsemble
+    assert loaded.spec == "default"
+    assert describe(loaded) == describe(fitted)
+    assert loaded.fitted
+    assert torch.equal(loaded.score(WHOLE), scores)
+    with pytest.raises(NotFittedError):
+        save_detector(DefaultEnsemble(), tmp_path / "other")
+
+
+def test_a_saved_one_keeps_its_members_if_the_default_members_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitted: DefaultEnsemble, scores: torch.Tensor
+) -> None:
+    before, members = describe(fitted), default.MEMBERS
+    save_detector(fitted, tmp_path / "saved")
+    later = ("energy", "knn(k=9)", "vim")
+    monkeypatch.setattr(default, "MEMBERS", later)
+    # a later version would also have them as its constructor's default
+    monkeypatch.setitem(DefaultEnsemble.__init__.__kwdefaults__, "detectors", later)
+    assert DefaultEnsemble().detectors == later
+    assert DefaultEnsemble().spec == "default"
+    loaded = load_detector(tmp_path / "saved")
+    assert loaded.detectors == members
+    assert describe(loaded) == before
+    assert torch.equal(loaded.score(WHOLE), scores)
+    assert parse(loaded.spec).detectors == members, "its text names the members now"
+
+
+@pytest.mark.parametrize("name", ["reference_", "members.0.weight_", "members.3.gaussian.whitening_"])
+def test_a_file_that_lacks_a_buffer_is_refused(name: str, tmp_path: Path) -> None:
+    detector = DefaultEnsemble().fit(WHOLE)
+    *path, buffer = name.split(".")
+    setattr(detector.get_submodule(".".join(path)), buffer, None)
+    save_detector(detector, tmp_path / "saved")
+    with pytest.raises(FileError, match=f"does not hold a fitted DefaultEnsemble.*{buffer} missing"):
+        load_detector(tmp_path / "saved")
+
+
+# With a network -------------------------------------------------------------------------------------
+
+
+IMAGES = pictures(220, seed=5)
+LABELS = torch.arange(220) % 5
+
+
+@pytest.mark.parametrize("network", [Net, NoBias])
+def test_a_guard_from_end_to_end(network: type[Net], tmp_path: Path) -> None:
+    model = seeded(network).eval()
+    labelled = [(IMAGES[:110], LABELS[:110]), (IMAGES[110:160], LABELS[110:160])]
+    bare = [images for images, _ in labelled]
+    calibration = [IMAGES[160:]]
+    guards = [ood.Guard.fit(model, loader, calibration=calibration) for loader in (labelled, bare)]
+    assert isinstance(guards[0].detector, DefaultEnsemble)
+    first, second = (guard(IMAGES[:30]) for guard in guards)
+    assert torch.equal(first.score, second.score)
+    assert torch.isfinite(first.score).all()
+    assert torch.equal(first.logits, model(IMAGES[:30]))
+    assert float(guards[0](IMAGES[160:]).is_id.double().mean()) >= 0.95
+    guards[0].save(tmp_path / "guard")
+    again = ood.Guard.load(tmp_path / "guard", model)(IMAGES[:30])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, first, strict=True))
+
+
+def test_a_guard_without_calibration_images() -> None:
+    model = seeded(Net).eval()
+    guard = ood.Guard.fit(model, [IMAGES])
+    assert guard(IMAGES).is_id.double().mean() > 0.8
+    broken = IMAGES[:3].clone()
+    broken[1] = torch.nan
+    assert guard(broken).is_id[1].item() is False
+    with pytest.raises(DataError, match="too small to split"):
+        ood.Guard.fit(model, [IMAGES[:50]])
+
+
+def test_a_guard_fitted_on_few_images_warns() -> None:
+    with pytest.warns(FitWarning, match="held out only"):
+        ood.Guard.fit(seeded(Net).eval(), [IMAGES[:20]], calibration=[IMAGES[100:]])
+
+
+def test_a_guard_on_a_model_in_float64() -> None:
+    model = seeded(Net).eval().double()
+    guard = ood.Guard.fit(model, [IMAGES.double()])
+    assert torch.isfinite(guard(IMAGES[:5].double()).score).all()

@@ -1,0 +1,473 @@
+"""Rank ensembles: ranks and their reductions, held-out rows, members of every kind, text and files."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import ensemble as slow
+from support.ensembles import extracted, fit_in_parts, with_predicted_labels
+from support.networks import Net, pictures, seeded, spread
+
+import oodles as ood
+from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
+from oodles.detectors.base import Detector, describe
+from oodles.detectors.ensemble import FEWEST_ROWS, REDUCTIONS, TAIL, log_rank, rank, reference_quantiles
+from oodles.detectors.network_detector import layers_of, steps_of
+from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
+from oodles.features import Features
+from oodles.functional import energy, msp
+from oodles.persistence import load_detector, save_detector
+from oodles.testing import check_detector, example_features, with_passes
+
+# one unit of the example features is constant, which Mahalanobis reports at every fit
+pytestmark = pytest.mark.filterwarnings("ignore:.*directions do not vary:oodles.errors.FitWarning")
+
+PAIR = ("msp", "knn(3)")
+WHOLE = extracted()
+
+# Ranks ----------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_interpolated_between_reference_scores() -> None:
+    reference = torch.tensor([0.0, 1.0, 4.0, 8.0])
+    scores = torch.linspace(0, 8, 33)
+    want = np.interp(scores, reference, [0, 1 / 3, 2 / 3, 1])
+    np.testing.assert_allclose(rank(scores, reference), want, atol=1e-6)
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=30),
+    st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=10),
+)
+@settings(deadline=None)
+def test_ranks_agree_with_the_reference_in_the_tails_too(values: list[float], scores: list[float]) -> None:
+    reference = torch.tensor(values, dtype=torch.float64).sort().values
+    got = rank(torch.tensor(scores, dtype=torch.float64), reference)
+    np.testing.assert_allclose(got, [slow.rank(score, reference.tolist()) for score in scores], atol=1e-9)
+
+
+@given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=30), st.floats(-200, 200, width=32))
+def test_ranks_are_monotone_and_bounded(values: list[float], score: float) -> None:
+    reference = torch.tensor(values).sort().values
+    low, high = rank(torch.tensor([score, score + 1.0]), reference).tolist()
+    assert low <= high
+    assert low >= -0.5
+    assert high <= 1.5
+
+
+def test_ranks_of_nan_and_infinite_scores() -> None:
+    ranks = rank(torch.tensor([torch.nan, torch.inf, -torch.inf]), torch.tensor([0.0, 1.0]))
+    assert torch.isnan(ranks[0])
+    assert ranks[1:].tolist() == [1.5, -0.5]
+
+
+@pytest.mark.parametrize("rows", [2, 7, 8, 11, 40, 403, 404, 1000])
+def test_reference_quantiles_agree_with_the_reference(rows: int) -> None:
+    scores = torch.randn(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+    np.testing.assert_allclose(reference_quantiles(scores), slow.reference_quantiles(scores.tolist()), atol=1e-12)
+
+
+@given(st.floats(-0.5, 1.5))
+def test_log_ranks_agree_with_the_reference(value: float) -> None:
+    got = float(log_rank(torch.tensor(value, dtype=torch.float64)))
+    assert got == pytest.approx(slow.log_rank(value), abs=1e-12)
+
+
+def test_the_log_rank_and_its_slope_are_continuous_at_the_tail() -> None:
+    step = 1e-7
+    below, at, above = log_rank(torch.tensor([TAIL - step, TAIL, TAIL + step], dtype=torch.float64)).tolist()
+    assert at == pytest.approx(math.log(TAIL))
+    slope = 1 / TAIL
+    assert (at - below) / step == pytest.approx(slope, rel=1e-3)
+    assert (above - at) / step == pytest.approx(slope, rel=1e-3)
+
+
+# Reductions -----------------------------------------------------------------------------------------
+
+
+class LogitColumn(Detector):
+    """Scores that a test chooses: one column of the logits, cubed or not, times a factor, plus an offset."""
+
+    scores_from = ("logits",)
+
+    def __init__(self, *, column: int = 0, factor: float = 1, offset: float = 0, power: int = 1) -> None:
+        super().__init__()
+        self.column, self.factor, self.offset, self.power = column, factor, offset, power
+
+    def forward(self, embedding: torch.Tensor, logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return logits[:, self.column] ** self.power * self.factor + self.offset
+
+
+def ensemble_of_columns(reduction: str, held_out: torch.Tensor, first: Detector | None = None) -> RankEnsemble:
+    """An ensemble of the first two logits, ranked among those of ``held_out``."""
+    members = [LogitColumn(column=0) if first is None else first, LogitColumn(column=1)]
+    ensemble = RankEnsemble(detectors=members, reduction=reduction, holdout=0)
+    ensemble.tune(Features(logits=held_out))
+    return ensemble
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_reductions_agree_with_the_reference(reduction: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    held_out = torch.randn(500, 2, dtype=torch.float64, generator=generator)
+    test = torch.randn(200, 2, dtype=torch.float64, generator=generator) * 4
+    references = [slow.reference_quantiles(held_out[:, column].tolist()) for column in (0, 1)]
+    ranks = [[slow.rank(a, references[0]), slow.rank(b, references[1])] for a, b in test.tolist()]
+    want = [slow.reduce(pair, reduction) for pair in ranks]
+    got = ensemble_of_columns(reduction, held_out).double().score(Features(logits=test))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_mean_and_min_are_those_of_the_members_ranks() -> None:
+    features = example_features(200)
+    train, held_out, test = features[:100], features[100:160], features[160:]
+    members = [parse(text).fit(train) for text in ("dice(0.9)", "knn(3)")]
+    ranks = torch.stack([rank(member.score(test), reference_quantiles(member.score(held_out))) for member in members])
+    for reduction, want in (("mean", ranks.mean(dim=0)), ("min", ranks.amin(dim=0))):
+        got = combine(["dice(0.9)", "knn(3)"], train=train, held_out=held_out, reduction=reduction)
+        torch.testing.assert_close(got.score(test), want)
+
+
+@given(st.floats(-60, 60), st.floats(-60, 60), st.floats(0, 20))
+@settings(deadline=None)
+def test_a_higher_score_of_one_member_never_lowers_the_ensembles(first: float, second: float, more: float) -> None:
+    held_out = torch.linspace(-3, 3, 200, dtype=torch.float64)[:, None].expand(-1, 2)
+    pairs = torch.tensor([[first, second], [first + more, second], [first, second + more]], dtype=torch.float64)
+    for reduction in REDUCTIONS:
+        here, one, other = ensemble_of_columns(reduction, held_out).double().score(Features(logits=pairs)).tolist()
+        assert one >= here - 1e-9
+        assert other >= here - 1e-9
+
+
+def test_with_fisher_one_confident_member_outweighs_two_doubtful_ones() -> None:
+    held_out = torch.linspace(0, 1, 401)[:, None].expand(-1, 2)
+    test = Features(logits=torch.tensor([[0.001, 0.8], [0.4, 0.4]]))
+    confident, doubtful = ensemble_of_columns("fisher", held_out).score(test)
+    assert confident < doubtful
+    confident, doubtful = ensemble_of_columns("mean", held_out).score(test)
+    assert confident > doubtful, "the mean ranks the two the other way"
+    # beyond the held-out scores the ensemble's score keeps falling with the distance
+    far = Features(logits=torch.tensor([[-float(i), 0.5] for i in range(30)]))
+    falling = ensemble_of_columns("fisher", held_out).score(far)
+    assert (falling.diff() < 0).all()
+    assert torch.isfinite(falling).all()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("factor", "offset"), [(1e4, 0.0), (1e-3, 0.0), (2.5, -300.0)])
+def test_the_scale_of_a_members_scores_does_not_matter(reduction: str, factor: float, offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    held_out = torch.randn(300, 2, dtype=torch.float64, generator=generator)
+    test = Features(logits=3 * torch.randn(100, 2, dtype=torch.float64, generator=generator))
+    plain = ensemble_of_columns(reduction, held_out).double()
+    rescaled = ensemble_of_columns(reduction, held_out, LogitColumn(factor=factor, offset=offset)).double()
+    members = torch.stack([member.score(test) for member in rescaled.members])
+    assert not torch.allclose(members[0], plain.members[0].score(test), rtol=0.1), "the member's scores do change"
+    torch.testing.assert_close(rescaled.score(test), plain.score(test), rtol=1e-3, atol=1e-3)
+
+
+def test_a_monotone_function_of_a_members_scores_moves_ranks_by_less_than_one_quantile() -> None:
+    generator = torch.Generator().manual_seed(1)
+    # of 501 scores every fifth is a quantile, so that the quantiles of the cubes are the cubes of the quantiles
+    held_out = torch.randn(501, 2, dtype=torch.float64, generator=generator)
+    test = Features(logits=held_out[:400] * 0.9)
+    plain = ensemble_of_columns("mean", held_out).double().score(test)
+    cubed = ensemble_of_columns("mean", held_out, LogitColumn(power=3)).double().score(test)
+    # the mean of two members' ranks, of which one moves by at most a hundredth
+    assert float((plain - cubed).abs().max()) <= 0.01 / 2 + 1e-5
+    assert not torch.equal(plain, cubed)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_combine_ranks_on_the_given_rows(reduction: str) -> None:
+    features = extracted(200)
+    train, held_out, test = features[:100], features[100:160], features[160:]
+    members = [parse(text).fit(train) for text in PAIR]
+    got = combine(list(PAIR), train=train, held_out=held_out, reduction=reduction)
+    assert got.holdout == 0
+    np.testing.assert_allclose(got.score(test), slow.scores(members, held_out, test, reduction), rtol=1e-4, atol=1e-4)
+
+
+# Held-out rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_members_do_not_learn_from_held_out_rows(reduction: str) -> None:
+    texts = ("dice(0.9)", "knn(3)", "mahalanobis")
+    got = RankEnsemble(detectors=texts, reduction=reduction).fit(WHOLE)
+    rest, held_out = slow.split(WHOLE)
+    assert FEWEST_ROWS <= len(held_out) < len(WHOLE) // 3
+    members = [parse(text).fit(rest) for text in texts]
+    for mine, alone in zip(got.members, members, strict=True):
+        assert mine.state_dict().keys() == alone.state_dict().keys()
+        for name, value in alone.state_dict().items():
+            assert torch.equal(mine.state_dict()[name], value), f"{alone}: {name}"
+    want = slow.scores(members, held_out, WHOLE, reduction)
+    np.testing.assert_allclose(got.score(WHOLE), want, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_alone_are_enough_for_members_that_score_from_logits() -> None:
+    bare = Features(logits=WHOLE.logits)
+    got = RankEnsemble(detectors=["energy", "msp"], reduction="fisher").fit(bare)
+    held_out = slow.split(bare)[1]
+    assert FEWEST_ROWS <= len(held_out) < len(bare) // 3
+    want = slow.scores([parse("energy"), parse("msp")], held_out, bare, "fisher")
+    np.testing.assert_allclose(got.score(bare), want, rtol=1e-4, atol=1e-4)
+
+
+def test_batches_of_one_row() -> None:
+    # some batches then have no row for the members, others none to rank against
+    def make() -> RankEnsemble:
+        return RankEnsemble(detectors=["temp_scale", "vim", "kl_matching", "nnguide"], reduction="fisher")
+
+    want = make().fit(WHOLE).score(WHOLE)
+    torch.testing.assert_close(fit_in_parts(make(), WHOLE.batches(1)).score(WHOLE), want, rtol=1e-4, atol=1e-5)
+    first, *rest = (make().partial_fit(row) for row in WHOLE.batches(1))
+    for other in rest:
+        first.merge(other)
+    torch.testing.assert_close(first.finish().score(WHOLE), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("holdout", [-0.1, 1, 1.5, float("nan")])
+def test_a_holdout_that_is_not_a_fraction_is_refused(holdout: float) -> None:
+    with pytest.raises(ArgumentError, match="fraction of the training rows"):
+        RankEnsemble(detectors=PAIR, holdout=holdout)
+
+
+def test_a_holdout_of_almost_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="would hold out almost no row"):
+        RankEnsemble(detectors=PAIR, holdout=1e-4)
+
+
+@pytest.mark.parametrize("holdout", [0.999, 0.9999])
+@pytest.mark.parametrize("pair", [PAIR, ("kl_matching", "temp_scale"), ("react_scale_dice", "vim")])
+def test_a_holdout_that_leaves_no_row_to_learn_from_is_refused(holdout: float, pair: tuple[str, str]) -> None:
+    with pytest.raises(DataError, match="held out all 60 rows") as raised:
+        RankEnsemble(detectors=pair, holdout=holdout).fit(extracted(60))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("pair", [PAIR, ("temp_scale", "openmax"), ("kl_matching", "she"), ("vim", "weiper")])
+def test_equal_rows_are_all_held_out_or_all_learned_from(pair: tuple[str, ...]) -> None:
+    features = extracted(100)
+    is_held_out = slow.is_held_out(features)
+    learned, held_out = (int((is_held_out == which).nonzero()[0, 0]) for which in (False, True))
+    detector = RankEnsemble(detectors=pair, reduction="fisher")
+    with pytest.raises(DataError, match="held out all 100 rows") as raised:
+        detector.fit(with_predicted_labels(features[[held_out] * 100]))
+    assert "\n" not in str(raised.value)
+    with pytest.warns(FitWarning, match="held out only 0 rows"):
+        detector.fit(with_predicted_labels(features[[learned] * 100]))
+    assert torch.isfinite(detector.score(features)).all()
+
+
+def test_with_few_held_out_rows_training_rows_are_ranked_against_too() -> None:
+    features = extracted(30)
+    rest, held_out = slow.split(features)
+    assert 0 < len(held_out) < FEWEST_ROWS
+    detector = RankEnsemble(detectors=PAIR)
+    with pytest.warns(FitWarning, match=f"held out only {len(held_out)} rows"):
+        detector.fit(features)
+    members = [parse(text).fit(rest) for text in PAIR]
+    keys = slow.keys_of(rest)
+    chosen = sorted(range(len(rest)), key=lambda place: keys[place])[:FEWEST_ROWS]
+    ranked = Features(torch.cat([held_out.embedding, rest[chosen].embedding]), head=features.head)
+    want = slow.scores(members, ranked, features, "mean")
+    np.testing.assert_allclose(detector.score(features), want, rtol=1e-4, atol=1e-4)
+
+
+# What an ensemble is made of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["rank_ensemble(('dice(0.9)', 'knn'))", "rank_ensemble(('energy', 'mahalanobis'), 'min')"]
+)
+def test_ensembles_pass_the_conformance_suite(text: str) -> None:
+    check_detector(parse(text))
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="at least two"):
+        RankEnsemble(detectors=["energy"])
+    with pytest.raises(ArgumentError, match="reduction='max' must be one of mean, min, fisher"):
+        RankEnsemble(detectors=["energy", "msp"], reduction="max")
+    with pytest.raises(NotFittedError, match="not been fitted"):
+        RankEnsemble(detectors=["energy", "msp"]).score(example_features())
+
+
+@pytest.mark.parametrize("inner", ["default", "rank_ensemble(('msp', 'energy'))"])
+def test_an_ensemble_cannot_contain_another(inner: str) -> None:
+    for first in (inner, parse(inner)):
+        with pytest.raises(ArgumentError, match="an ensemble cannot contain another"):
+            RankEnsemble(detectors=[first, "knn(3)"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_features_and_heads_of_another_precision(dtype: torch.dtype) -> None:
+    features = WHOLE.to(dtype=dtype)
+    detector = RankEnsemble(detectors=["dice(0.9)", "knn(3)"]).fit(features)
+    assert torch.isfinite(detector.score(features)).all()
+
+
+# As text and on disk --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "detector",
+    [
+        RankEnsemble(detectors=PAIR, reduction="fisher"),
+        RankEnsemble(detectors=PAIR, reduction="min", holdout=0.5),
+        RankEnsemble(detectors=["react(90)+dice(0.7)", "vim"]),
+        RankEnsemble(detectors=["odin(epsilon=0.004)", "mahalanobis"], reduction="fisher", holdout=0),
+        RankEnsemble(detectors=[LogitDetector(shape=ReAct(percentile=90), sparsify=DICE(p=0.7)), KNN(k=7, bank=50)]),
+    ],
+    ids=lambda detector: detector.spec,
+)
+def test_read_back_from_text(detector: RankEnsemble) -> None:
+    again = parse(detector.spec)
+    assert again.spec == detector.spec
+    assert repr(again) == repr(detector)
+    assert (again.reduction, again.holdout) == (detector.reduction, detector.holdout)
+    assert [member.spec for member in again.members] == [member.spec for member in detector.members]
+    assert (again.learns_from, again.scores_from) == (detector.learns_from, detector.scores_from)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("combination", "'combination'"),
+        ("rank_ensemble()", "needs detectors"),
+        ("rank_ensemble(())", "at least two"),
+        ("rank_ensemble('msp')", "expected a list"),
+        ("rank_ensemble(('msp',))", "at least two"),
+        ("rank_ensemble(('msp', 3))", "expected a list"),
+        ("rank_ensemble(('msp', 'nonsense'))", "'nonsense'"),
+        ("rank_ensemble(('msp', 'knn'), 'product')", "reduction='product'"),
+        ("rank_ensemble(('msp', 'knn'), holdout=True)", "holdout=.*expected a number"),
+        ("rank_ensemble(('msp', 'knn'), holdout='half')", "holdout=.*expected a number"),
+        ("rank_ensemble(('msp', 'knn'), holdout=None)", "holdout=.*expected a number"),
+        ("RankEnsemble", "did you mean rank_ensemble"),
+    ],
+)
+def test_text_that_is_not_an_ensemble_is_refused(text: str, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named) as raised:
+        parse(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    detector = RankEnsemble(detectors=("dice(0.9)", "knn(3)"), reduction="fisher").fit(WHOLE)
+    save_detector(detector, tmp_path / "saved")
+    loaded = load_detector(tmp_path / "saved")
+    assert type(loaded) is RankEnsemble
+    assert loaded.spec == detector.spec
+    assert loaded.fitted
+    assert torch.equal(loaded.score(WHOLE), detector.score(WHOLE))
+    with pytest.raises(NotFittedError):
+        save_detector(RankEnsemble(detectors=PAIR), tmp_path / "other")
+
+
+def test_combined_detectors_are_saved_with_their_reference_scores(tmp_path: Path) -> None:
+    features = example_features(200)
+    ensemble = combine(["dice(0.9)", "vim"], train=features[:100], held_out=features[100:])
+    save_detector(ensemble, tmp_path / "saved")
+    loaded = load_detector(tmp_path / "saved")
+    assert isinstance(loaded, RankEnsemble)
+    assert torch.equal(loaded.reference_, ensemble.reference_)
+    assert torch.equal(loaded.score(features), ensemble.score(features))
+
+
+def unusual_members() -> list[Detector]:
+    """Members whose arguments differ from the defaults."""
+    return [
+        DICE(p=0.35, shape=ReAct(percentile=88, per="unit"), score=partial(energy, temperature=2)),
+        LogitDetector(shape=[ReAct(percentile=88), SCALE(percentile=70)], score=partial(msp, temperature=5)),
+        MSP(temperature=3.0),
+        KNN(k=7, bank=50),
+        ODIN(temperature=10, epsilon=0.002, std=(0.2, 0.3, 0.4)),
+    ]
+
+
+def test_every_argument_of_every_member_survives_saving(tmp_path: Path) -> None:
+    ensemble = RankEnsemble(detectors=unusual_members(), reduction="min", holdout=0.3)
+    assert ensemble.arguments() == {"detectors": tuple(ensemble.members), "reduction": "min", "holdout": 0.3}
+    features = with_passes(ensemble, WHOLE)
+    ensemble.fit(features).tune(features)
+    save_detector(ensemble, tmp_path / "saved")
+    arguments = json.loads((tmp_path / "saved" / "detector.json").read_text())["detector"]["arguments"]
+    assert (arguments["reduction"], arguments["holdout"]) == ("min", 0.3)
+    assert [member["class"] for member in arguments["detectors"]] == ["DICE", "LogitDetector", "MSP", "KNN", "ODIN"]
+    assert arguments["detectors"][3]["arguments"] == {"k": 7, "bank": 50}
+    loaded = load_detector(tmp_path / "saved")
+    assert describe(loaded) == describe(ensemble)
+    for mine, other in zip(loaded.members, unusual_members(), strict=True):
+        assert type(mine) is type(other)
+        assert describe(mine) == describe(other)
+    assert torch.equal(loaded.score(features), ensemble.score(features))
+
+
+def test_a_saved_ensemble_keeps_its_arguments_if_defaults_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = RankEnsemble(detectors=("knn", "react(90)")).fit(WHOLE)
+    before, scores = describe(ensemble), ensemble.score(WHOLE)
+    save_detector(ensemble, tmp_path / "saved")
+    monkeypatch.setitem(KNN.__init__.__kwdefaults__, "k", 3)
+    monkeypatch.setitem(RankEnsemble.__init__.__kwdefaults__, "reduction", "min")
+    monkeypatch.setitem(RankEnsemble.__init__.__kwdefaults__, "holdout", 0.5)
+    assert describe(RankEnsemble(detectors=("knn", "react(90)"))) != before, "the defaults did change"
+    loaded = load_detector(tmp_path / "saved")
+    assert describe(loaded) == before
+    assert torch.equal(loaded.score(WHOLE), scores)
+
+
+def test_ensembles_of_other_members_are_not_merged() -> None:
+    first = RankEnsemble(detectors=[KNN(k=7), MSP()]).partial_fit(WHOLE)
+    same = RankEnsemble(detectors=["knn(7)", "msp"]).partial_fit(WHOLE)
+    first.merge(same)
+    for other in (["knn(8)", "msp"], ["msp", "knn(7)"], ["knn(7)", "msp(2)"]):
+        with pytest.raises(ArgumentError, match="cannot merge"):
+            first.merge(RankEnsemble(detectors=other).partial_fit(WHOLE))
+
+
+# With a network -------------------------------------------------------------------------------------
+
+
+IMAGES = pictures(220, seed=5)
+LABELS = torch.arange(220) % 5
+
+
+@pytest.mark.parametrize(
+    ("text", "ranked_by_tune"),
+    [
+        ("rank_ensemble(('msp', 'odin(epsilon=0.004)'), 'fisher')", True),
+        ("rank_ensemble(('msp', 'odin'), 'fisher')", True),
+        ("rank_ensemble(('knn(3)', 'adascale'), 'fisher')", True),
+        ("rank_ensemble(('msp', 'mahalanobis(epsilon=0.001)'))", True),
+        ("rank_ensemble(('msp', 'mahalanobis(epsilon=None)'), 'min')", True),
+        ("rank_ensemble(('msp', 'knn(3)'), 'fisher', 0)", True),
+        ("rank_ensemble(('msp', 'knn(3)'), 'fisher')", False),
+    ],
+)
+def test_members_that_need_the_network(text: str, ranked_by_tune: bool, tmp_path: Path) -> None:
+    model = spread(seeded(Net)).eval()
+    detector = parse(text)
+    train, held_out = [(IMAGES[:120], LABELS[:120])], [(IMAGES[120:], LABELS[120:])]
+    detector.fit(ood.extract(model, train, layers=layers_of([detector]), progress=False))
+    assert detector.tunes == (("reference_",) if ranked_by_tune else ())
+    assert detector.fitted != ranked_by_tune
+    ood.selection.tune([detector], model, held_out)
+    assert detector.fitted
+    test = ood.extract(model, [IMAGES[:30]], layers=layers_of([detector]), steps=steps_of([detector]), progress=False)
+    scores = detector.score(test)
+    assert torch.isfinite(scores).all()
+    save_detector(detector, tmp_path / "saved")
+    assert torch.equal(load_detector(tmp_path / "saved").score(test), scores)
+    guard = ood.Guard.fit(model, train, calibration=held_out, detector=parse(text))
+    torch.testing.assert_close(guard(IMAGES[:30]).score, scores, rtol=1e-3, atol=1e-3)

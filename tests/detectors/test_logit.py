@@ -1,0 +1,258 @@
+"""Chains of stages: any shape, sparsifier and score combine, and a chain owns its stages."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from reference import detectors as slow
+from reference import scores as slow_scores
+from reference import sparsity as slow_sparsity
+from support.detector_data import Pair, assert_matches, numpy_parts, train_and_test
+
+from oodles import functional
+from oodles.detectors import (
+    DICE,
+    MSP,
+    SCALE,
+    BottomK,
+    Energy,
+    Entropy,
+    LogitDetector,
+    MaxLogit,
+    RandomK,
+    ReAct,
+    Sparsifier,
+    TopBottomK,
+    UnitDropout,
+    UnitPruning,
+    WeightDropout,
+    WeightPruning,
+    detector_list,
+    parse,
+)
+from oodles.errors import ArgumentError
+from oodles.features import Features
+from oodles.functional import energy, entropy, max_logit, msp
+from oodles.testing import check_detector
+
+# Composition ------------------------------------------------------------------------------------
+
+SHAPES: list[Callable[[], Any]] = [
+    tuple,
+    lambda: ReAct(percentile=90),
+    lambda: ReAct(threshold=1.0),
+    lambda: [ReAct(percentile=95), ReAct(percentile=60)],
+]
+SPARSIFIERS: list[type[Sparsifier] | None] = [
+    None,
+    DICE,
+    BottomK,
+    TopBottomK,
+    RandomK,
+    WeightPruning,
+    WeightDropout,
+    UnitPruning,
+    UnitDropout,
+]
+SCORES: list[tuple[Any, Callable[..., float]]] = [
+    (energy, slow_scores.energy),
+    (msp, slow_scores.msp),
+    (max_logit, slow_scores.max_logit),
+    (entropy, slow_scores.entropy),
+    (partial(energy, temperature=2.5), partial(slow_scores.energy, temperature=2.5)),
+    (partial(msp, temperature=2.5), partial(slow_scores.msp, temperature=2.5)),
+    (partial(entropy, temperature=2.5), partial(slow_scores.entropy, temperature=2.5)),
+]
+
+
+def stages_of(detector: LogitDetector) -> tuple[list[str], str]:
+    """The stages and the score, whether they are a chain or a stage used alone."""
+    sparsifier = detector.sparsifier()
+    stages = [*detector.shape_stages(), *([] if sparsifier is None else [sparsifier])]
+    return [stage.stage_spec for stage in stages], repr(detector.scoring)
+
+
+@pytest.mark.parametrize("sparsifier", SPARSIFIERS, ids=lambda kind: kind.name if kind else "dense")
+@pytest.mark.parametrize("make_shape", SHAPES, ids=["unshaped", "percentile", "threshold", "chain"])
+def test_any_three_stages_combine(
+    features: Features, make_shape: Callable[[], Any], sparsifier: type[Sparsifier] | None
+) -> None:
+    embedding, weight, bias = numpy_parts(features)
+    for score, slow_score in SCORES:
+        sparsify = sparsifier(p=0.4) if sparsifier else None
+        detector = LogitDetector(shape=make_shape(), sparsify=sparsify, score=score)
+        got = detector.fit(features).score(features)
+        again = parse(detector.spec)
+        assert isinstance(again, LogitDetector)
+        assert again.spec == detector.spec
+        assert stages_of(again) == stages_of(detector)
+        if len(stages_of(detector)[0]) > 1:
+            assert repr(again) == repr(detector)
+        assert torch.equal(again.fit(features).score(features), got)
+
+        mask = np.ones(weight.shape, dtype=bool)
+        if sparsifier and sparsifier.name in slow_sparsity.MASKS:
+            mask = slow_sparsity.MASKS[sparsifier.name](weight, embedding.mean(axis=0), 0.4)
+        elif sparsifier:
+            mask = detector.weight_.numpy() != 0  # the reference does not draw the same random weights
+            assert 0.5 < mask.mean() < 0.7
+        clip = min((float(shape.threshold_) for shape in detector.shapes), default=np.inf)
+        logits = np.minimum(embedding, clip) @ (weight * mask).T + bias
+        np.testing.assert_allclose(got, [slow_score(row) for row in logits], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text", ["react(97)+scale(65)+dice(0.05)", "vra(50, 90)+ash_s(80)+msp", "lts(90)+dice(0.5)+gen"]
+)
+def test_longer_chains_conform(text: str) -> None:
+    check_detector(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("alone", "chain"),
+    [
+        (ReAct(percentile=80), LogitDetector(shape=ReAct(percentile=80))),
+        (DICE(p=0.6), LogitDetector(sparsify=DICE(p=0.6))),
+        (
+            DICE(p=0.6, shape=[ReAct(percentile=80), SCALE()], score=msp),
+            LogitDetector(shape=[ReAct(percentile=80), SCALE()], sparsify=DICE(p=0.6), score=msp),
+        ),
+    ],
+    ids=lambda detector: type(detector).__name__,
+)
+def test_a_stage_alone_is_a_chain_of_one_stage(alone: LogitDetector, chain: LogitDetector, features: Features) -> None:
+    assert alone.spec == chain.spec
+    assert torch.equal(alone.fit(features).score(features), chain.fit(features).score(features))
+
+
+def test_a_stage_given_to_two_chains_learns_in_each_separately(features: Features) -> None:
+    shape = ReAct(percentile=70)
+    one, other = (LogitDetector(shape=shape) for _ in range(2))
+    one.fit(features[:40])
+    other.fit(features[40:])
+    assert shape.threshold_ is None
+    thresholds = [float(chain.shapes[0].threshold_) for chain in (one, other)]
+    want = [np.percentile(part.embedding.double().numpy(), 70) for part in (features[:40], features[40:])]
+    assert thresholds == [float(np.float32(threshold)) for threshold in want]
+    assert thresholds[0] != thresholds[1]
+
+
+def test_a_fitted_stage_can_be_given_to_a_chain(features: Features) -> None:
+    """The chain learns from what it is itself fitted on."""
+    shape = ReAct(percentile=70).fit(features[:40])
+    chain = LogitDetector(shape=shape)
+    assert not chain.fitted
+    assert torch.equal(chain.fit(features).score(features), ReAct(percentile=70).fit(features).score(features))
+
+
+def test_the_bias_stays_whole(features: Features) -> None:
+    assert features.head is not None
+    assert features.head.bias is not None
+    chains = [each for each in detector_list() if isinstance(each, LogitDetector) and not each.dense]
+    assert len(chains) > 15
+    for detector in chains:
+        assert torch.equal(detector.fit(features).bias_, features.head.bias)
+
+
+def test_fitting_does_not_change_the_head(features: Features) -> None:
+    assert features.head is not None
+    before = features.head.weight.clone()
+    detector = DICE(p=0.9).fit(features)
+    detector.weight_.fill_(7)
+    detector.bias_.fill_(7)
+    react = ReAct().fit(features)
+    react.weight_.fill_(7)
+    assert torch.equal(features.head.weight, before)
+    assert not (features.head.bias == 7).any()
+
+
+def test_with_p_changes_the_sparsity_alone(features: Features) -> None:
+    detector = RandomK(p=0.5, seed=3, shape=ReAct(percentile=80), score=partial(msp, temperature=2)).fit(features)
+    changed = detector.with_p(0.25)
+    assert changed.spec == "react(80)+random_k(0.25, seed=3)+msp(2)"
+    assert not changed.fitted
+    assert detector.p == 0.5
+    with pytest.raises(ArgumentError, match="has no sparsifier, so no p to choose"):
+        ReAct().with_p(0.5)
+
+
+# Scores -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("gen", slow.gen),
+        ("gen(gamma=0.5, top=3)", lambda rows: slow.gen(rows, 0.5, 3)),
+        ("doctor", slow.doctor),
+    ],
+)
+@settings(max_examples=8, deadline=None)
+@given(pair=train_and_test())
+def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], np.ndarray], pair: Pair) -> None:
+    assert_matches(text, reference, pair)
+
+
+@pytest.mark.parametrize(
+    ("detector", "score"),
+    [
+        (MSP(temperature=2.5), partial(slow_scores.msp, temperature=2.5)),
+        (MaxLogit(), slow_scores.max_logit),
+        (Energy(temperature=2.5), partial(slow_scores.energy, temperature=2.5)),
+        (Entropy(temperature=2.5), partial(slow_scores.entropy, temperature=2.5)),
+    ],
+    ids=["msp", "max_logit", "energy", "entropy"],
+)
+def test_a_score_alone_is_that_of_the_network_s_own_logits(
+    detector: LogitDetector, score: Callable[..., float], features: Features
+) -> None:
+    alone = Features(logits=features.logits)
+    np.testing.assert_allclose(detector.score(alone), [score(row) for row in features.logits.tolist()], rtol=1e-5)
+    assert torch.equal(detector.score(features), detector.score(alone))
+
+
+# Mistakes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0, -1, float("nan")])
+@pytest.mark.parametrize("kind", [MSP, Energy, Entropy])
+def test_temperatures_are_positive(kind: Any, temperature: float) -> None:
+    with pytest.raises(ArgumentError, match=r"temperature=.* must be positive"):
+        kind(temperature=temperature)
+
+
+@pytest.mark.parametrize("shape", [DICE(), functional.clip, 90])
+def test_something_that_is_not_a_shape_is_named(shape: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"is not a Shape; give e\.g\. ReAct"):
+        LogitDetector(shape=shape)
+
+
+def test_stages_in_the_wrong_place() -> None:
+    with pytest.raises(ArgumentError, match="is not a Shape"):
+        DICE(shape=["react"])  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match="is not a Sparsifier"):
+        LogitDetector(sparsify=0.9)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="is not a Sparsifier"):
+        LogitDetector(sparsify=ReAct())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="by keyword"):
+        LogitDetector(score=partial(functional.energy, torch.zeros(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shape": ReAct(score=msp)},
+        {"shape": [SCALE(), ReAct(score=partial(energy, temperature=2.0))]},
+        {"sparsify": DICE(score=msp)},
+        {"sparsify": DICE(shape=ReAct())},
+    ],
+    ids=str,
+)
+def test_a_stage_with_a_chain_of_its_own_cannot_be_part_of_another(arguments: dict[str, Any]) -> None:
+    """Which score would count is not obvious, so it is not guessed."""
+    with pytest.raises(ArgumentError, match="has a shape or a score of its own; give those to the whole chain"):
+        LogitDetector(**arguments)

@@ -1,0 +1,63 @@
+"""KNN and NNGuide: the neighbours of a loop over all rows, and what happens if there are too few."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from reference import detectors as slow
+from support.detector_data import Pair, active, assert_matches, train_and_test
+
+from oodles.detectors import KNN, neighbours, parse
+from oodles.errors import ArgumentError, FitWarning
+from oodles.testing import example_features
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [("knn(5)", lambda rows: slow.knn(rows, 5)), ("nnguide(5)", lambda rows: slow.nnguide(rows, 5))],
+)
+@settings(max_examples=8, deadline=None)
+@given(pair=train_and_test())
+def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], np.ndarray], pair: Pair) -> None:
+    assert_matches(text, reference, pair)
+
+
+@pytest.mark.parametrize("text", ["knn(7)", "nnguide(7)"])
+@pytest.mark.parametrize("chunk", [1, 5, 120])
+def test_a_bank_compared_in_chunks_gives_the_same_neighbours(
+    text: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = active(120, 9, 4, 0)
+    detector = parse(text).fit(features)
+    want = detector.score(features)
+    monkeypatch.setattr(neighbours, "CHUNK", chunk)
+    torch.testing.assert_close(detector.score(features), want)
+
+
+def test_at_most_bank_rows_are_kept() -> None:
+    detector = KNN(k=3, bank=40).fit(example_features(300))
+    assert detector.bank_.shape == (40, 24)
+
+
+@pytest.mark.parametrize("text", ["knn", "nnguide"])
+def test_with_fewer_rows_than_k_all_are_neighbours(text: str) -> None:
+    features = example_features(6)
+    with pytest.warns(FitWarning, match=r"\(k=10, bank=10000\): there are only 6 rows, so k is 6"):
+        detector = parse(text).fit(features)
+    assert torch.equal(detector.score(features), parse(f"{text}(6)").fit(features).score(features))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("knn(0)", "k=0 must be a whole number"),
+        ("knn(2.5)", r"k=2\.5 must be a whole number"),
+        ("knn(20, bank=10)", "k=20 .* bank=10"),
+        ("nnguide(0)", "k=0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ArgumentError, match=complaint):
+        parse(text)

@@ -1,0 +1,356 @@
+"""WeiPer: histograms, divergences, the copies of the head, and the score as the reference computes it."""
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from reference import weiper as slow
+from support.networks import one_thread  # noqa: F401
+from support.smooth import small, smooth
+from torch import nn
+
+import oodles as ood
+from oodles.detectors import WeiPer, parse
+from oodles.detectors import weiper as weiper_module
+from oodles.detectors.network_detector import needs_network
+from oodles.detectors.weiper import FLOOR_ACTIVATIONS, FLOOR_LOGITS, divergence, histogram
+from oodles.errors import ArgumentError, NotFittedError
+from oodles.features import Features, Head
+from oodles.persistence import load_detector, save_detector
+from oodles.testing import check_detector, example_features
+
+NAN, INF = float("nan"), float("inf")
+
+eighths = st.integers(-80, 80).map(lambda number: number / 8)
+
+
+def arrays(*tensors):
+    return [tensor.detach().double().numpy() for tensor in tensors]
+
+
+def noisy_embeddings(rows, width, classes, seed):
+    """Embeddings without equal values, and their head."""
+    features = example_features(rows, width, classes, seed)
+    generator = torch.Generator().manual_seed(seed + 77)
+    return features.embedding + 0.05 * torch.rand(rows, width, generator=generator), features.head
+
+
+# Histograms -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 9).flatmap(
+        lambda width: st.lists(st.lists(eighths, min_size=width, max_size=width), min_size=1, max_size=4)
+    ),
+    low=eighths,
+    spread=st.integers(1, 120).map(lambda number: number / 8),
+    bins=st.integers(2, 40),
+)
+@example(rows=[[3.25]], low=1.0, spread=6.75, bins=63)  # exactly on an edge, where rounding down would be wrong
+@example(rows=[[12.0]], low=7.625, spread=7.0, bins=40)
+def test_histograms_agree_with_exact_counting(rows, low, spread, bins):
+    got = histogram(torch.tensor(rows), torch.tensor([low, low + spread]), bins)
+    assert got.dtype == torch.float64
+    want = [slow.histogram(row, low, low + spread, bins, Fraction) for row in rows]
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), bins=st.integers(2, 150), width=st.integers(1, 60), single=st.booleans())
+def test_histograms_agree_with_numpy(seed, bins, width, single):
+    rows = np.random.default_rng(seed).normal(size=(3, width)).astype(np.float32 if single else np.float64)
+    ends = float(np.float32(rows.min())) - 0.01, float(np.float32(rows.max())) - 0.2
+    if ends[0] >= ends[1]:
+        ends = ends[0], ends[0] + 1
+    want = [np.histogram(row.astype(np.float64), bins, ends)[0] / width for row in rows]
+    np.testing.assert_allclose(histogram(torch.tensor(rows), torch.tensor(ends, dtype=torch.float64), bins), want)
+
+
+def test_both_ends_are_counted_and_nothing_outside():
+    ends = torch.tensor([-1.0, 3.0])
+    assert histogram(torch.tensor([[-1.0, 3.0]]), ends, 4).tolist() == [[0.5, 0, 0, 0.5]]
+    outside = [math.nextafter(-1.0, -2), math.nextafter(3.0, 4), -1e30, 1e30, INF, -INF, NAN]
+    for value in outside:
+        got = histogram(torch.tensor([[value, 0.5]], dtype=torch.float64), ends, 4)
+        assert got.tolist() == [[0, 0.5, 0, 0]], f"{value} is in no bin, and still one of two values"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bins"), [(-3.533971081024181, 5.734513843277021, 56), (-1.7185560237397612, 2.436923872421865, 67)]
+)
+def test_a_value_just_below_the_upper_end_is_counted(low, high, bins):
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    got = histogram(torch.nextafter(ends[1], ends[0]).view(1, 1), ends, bins)
+    assert got[0].tolist() == [0.0] * (bins - 1) + [1.0]
+
+
+def test_most_bins_are_empty_if_there_are_more_bins_than_values():
+    got = histogram(torch.tensor([[0.0, 1.0]]), torch.tensor([0.0, 1.0]), 500)
+    assert got.shape == (1, 500)
+    assert (int((got > 0).sum()), float(got.sum())) == (2, 1.0)
+
+
+# Divergences ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    bins=st.integers(2, 30),
+    width=st.integers(1, 30),
+    floor=st.sampled_from([1e-6, 0.01, 0.025]),
+)
+def test_divergences_agree_with_the_reference(seed, bins, width, floor):
+    width = min(width, bins)
+    generator = np.random.default_rng(seed)
+    own, mean = generator.dirichlet(np.full(bins, 0.3), size=3), generator.dirichlet(np.full(bins, 0.5))
+    got = divergence(torch.tensor(own), torch.tensor(mean), width, floor)
+    np.testing.assert_allclose(got, [slow.divergence(row, mean, width, floor) for row in own], rtol=1e-9, atol=1e-12)
+
+
+def test_a_box_of_even_width_extends_one_bin_further_to_the_right():
+    own = torch.zeros(1, 9, dtype=torch.float64)
+    own[0, 4] = 1
+    for width, want in ((3, {3, 4, 5}), (4, {3, 4, 5, 6}), (1, {4}), (2, {4, 5})):
+        mean = torch.tensor([1.0 / width if place in want else 0.0 for place in range(9)], dtype=torch.float64)
+        assert abs(float(divergence(own, mean, width, 0.01)[0])) < 1e-15, f"a width of {width}"
+
+
+def test_a_divergence_is_zero_for_equal_histograms_and_symmetric():
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.rand(2, 12, generator=generator, dtype=torch.float64).unbind()
+    first, second = first / first.sum(), second / second.sum()
+    assert float(divergence(first[None], first, 1, 0.01)[0]) == 0
+    there, back = (float(divergence(a[None], b, 1, 0.01)[0]) for a, b in ((first, second), (second, first)))
+    assert there == pytest.approx(back, rel=1e-12)
+    assert there > 0
+
+
+def test_empty_histograms_can_be_compared():
+    assert torch.isfinite(divergence(torch.zeros(2, 8).double(), torch.zeros(8), 3, 0.01)).all()
+
+
+# The detector ---------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_authors():
+    detector = WeiPer()
+    assert (detector.repeats, detector.delta, detector.bins, detector.weight) == (100, 1.8, 100, 2.5)
+    assert (detector.smooth, detector.smooth_logits, detector.confidence) == (4, 15, 0.1)
+    assert (FLOOR_ACTIVATIONS, FLOOR_LOGITS) == (0.01, 0.025)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.8])
+def test_the_weights_of_each_copy_are_moved_by_delta_times_their_norm(delta, features):
+    detector, weight = WeiPer(repeats=7, delta=delta).fit(features), features.head.weight
+    assert detector.heads_.shape == (7, *weight.shape)
+    for number in range(7):
+        for label in range(len(weight)):
+            moved = math.dist(detector.heads_[number, label].tolist(), weight[label].tolist())
+            assert moved == pytest.approx(delta * math.hypot(*weight[label].tolist()), rel=1e-5, abs=1e-7)
+    directions = detector.heads_ - weight
+    if delta:
+        flat = nn.functional.normalize(directions.flatten(0, 1), dim=1)
+        cosines = (flat @ flat.T).fill_diagonal_(0)
+        assert float(cosines.abs().max()) < 0.99, "no direction occurs twice"
+        assert abs(float(cosines.sum() / (28 * 27))) < 0.05, "no direction is preferred"
+
+
+def test_the_copies_depend_on_the_seed_alone(features):
+    drawn = [WeiPer(repeats=3, seed=seed).fit(features).heads_ for seed in (0, 0, 1)]
+    torch.manual_seed(4)
+    drawn.append(WeiPer(repeats=3, seed=0).fit(features[:50]).heads_)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[0], drawn[3])
+    torch.manual_seed(4)
+    want = torch.rand(3)
+    torch.manual_seed(4)
+    WeiPer(repeats=3).fit(features)
+    assert torch.equal(torch.rand(3), want), "the global random state must not change"
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    repeats=st.integers(1, 5),
+    bins=st.integers(15, 40),
+    smooth_=st.integers(1, 15),
+    smooth_logits=st.integers(1, 15),
+    biased=st.booleans(),
+)
+def test_scores_agree_with_the_reference(seed, repeats, bins, smooth_, smooth_logits, biased):
+    train, head = noisy_embeddings(12, 10, 3, seed)
+    test, _ = noisy_embeddings(4, 10, 3, seed + 1)
+    head = head if biased else Head(head.weight)
+    detector = WeiPer(repeats=repeats, bins=bins, smooth=smooth_, smooth_logits=smooth_logits, weight=1.5, confidence=2)
+    detector.fit(Features(train, head=head))
+    bias = np.zeros(3) if head.bias is None else arrays(head.bias)[0]
+    want = slow.scores(detector, arrays(detector.heads_)[0], bias, *arrays(train, test))
+    np.testing.assert_allclose(detector.score(Features(test, head=head)), want, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_of_a_networks_images_agree_with_the_reference():
+    model, train, test = smooth(), small(12), small(4, seed=1)
+    learned = ood.extract(model, [train], progress=False)
+    detector = WeiPer(repeats=2).fit(learned)
+    assert not needs_network(detector)
+    seen = ood.extract(model, [test], progress=False)
+    want = slow.scores(detector, *arrays(detector.heads_, model.fc.bias, learned.embedding, seen.embedding))
+    np.testing.assert_allclose(detector.score(seen), want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_range_includes_every_training_logit():
+    for seed in range(6):
+        features = example_features(40, 12, 3, seed)
+        detector = WeiPer(repeats=3, bins=20).fit(features)
+        low, high = detector.logit_range_.double().tolist()
+        logits = torch.cat([part.flatten() for part in detector._copies(features.embedding)])
+        assert low <= float(logits.min()), "not rounded inwards"
+        assert float(logits.max()) <= high, "not rounded inwards"
+        assert float(detector.logit_mean_.double().sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_logits_of_a_single_training_row_are_in_its_own_histogram():
+    features = example_features(1, 12, 2)
+    detector = WeiPer(repeats=1, bins=20).fit(features)
+    assert float(detector.logit_mean_.sum()) == pytest.approx(1)
+    assert torch.isfinite(detector.score(features)).all()
+
+
+def test_without_noise_and_histograms_it_is_the_largest_probability(features):
+    detector = WeiPer(repeats=3, delta=0, weight=0, confidence=1e6).fit(features)
+    want = 1e6 * features.logits.double().softmax(dim=1).amax(dim=1)
+    np.testing.assert_allclose(detector.score(features), want, rtol=1e-5)
+
+
+def test_scores_do_not_depend_on_how_many_copies_are_computed_at_a_time(features, monkeypatch):
+    whole = WeiPer(repeats=5).fit(features)
+    scores = whole.score(features)
+    sizes = []
+    copies = WeiPer._copies
+
+    def counted(self, embedding):
+        parts = list(copies(self, embedding))
+        sizes.append(len(parts))
+        return iter(parts)
+
+    monkeypatch.setattr(WeiPer, "_copies", counted)
+    for together, parts in ((1, 5), (8, 3), (9, 3)):  # of four classes each
+        monkeypatch.setattr(weiper_module, "TOGETHER", together)
+        sizes.clear()
+        split = WeiPer(repeats=5).fit(features)
+        torch.testing.assert_close(split.logit_range_, whole.logit_range_)
+        torch.testing.assert_close(split.score(features), scores, rtol=1e-5, atol=1e-6)
+        assert set(sizes) == {parts}
+
+
+def test_histograms_are_of_a_sample_that_does_not_depend_on_the_order(features, monkeypatch):
+    monkeypatch.setattr(weiper_module, "ROWS", 20)
+    first = WeiPer(repeats=3).fit(features)
+    second = WeiPer(repeats=3).fit(features[torch.arange(len(features)).flip(0)])
+    for name, buffer in first.named_buffers():
+        torch.testing.assert_close(buffer, second.get_buffer(name))
+    monkeypatch.undo()
+    assert not torch.equal(first.mean_, WeiPer(repeats=3).fit(features).mean_)
+
+
+def test_rows_unlike_the_training_rows_score_lower():
+    features = example_features(200, 40, 5)
+    detector = WeiPer().fit(features)
+    generator = torch.Generator().manual_seed(0)
+    far = Features(3 * torch.rand(50, 40, generator=generator), head=features.head)
+    assert float(detector.score(far).max()) < float(detector.score(features).median())
+
+
+# Conformance, text and files ------------------------------------------------------------------------
+
+SETTINGS = [WeiPer(repeats=4), WeiPer(repeats=2, bins=16, smooth=16, smooth_logits=1, confidence=0.0, delta=0.0)]
+
+
+@pytest.mark.parametrize("detector", SETTINGS, ids=lambda detector: detector.spec)
+@pytest.mark.parametrize("width", [24, 200])
+def test_it_passes_the_conformance_suite(detector, width):
+    check_detector(detector, example_features(300 if width == 24 else 120, width, 5))
+
+
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_saved_and_loaded_completely(number, tmp_path):
+    arguments, features = SETTINGS[number].arguments(), example_features(60)
+    fitted = WeiPer(**arguments).fit(features)
+    save_detector(fitted, tmp_path / "d")
+    loaded = load_detector(tmp_path / "d")
+    assert type(loaded) is WeiPer
+    assert (loaded.spec, loaded.arguments()) == (fitted.spec, arguments)
+    assert torch.equal(loaded.score(features), fitted.score(features))
+    for name, buffer in fitted.named_buffers():
+        assert torch.equal(loaded.get_buffer(name), buffer)
+
+
+def test_an_unfitted_detector_is_not_saved(tmp_path):
+    with pytest.raises(NotFittedError):
+        save_detector(WeiPer(), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "given_"),
+    [
+        ("weiper", "weiper", {"repeats": 100, "seed": 0}),
+        ("weiper(50, 2.4)", "weiper(repeats=50, delta=2.4)", {"repeats": 50, "delta": 2.4, "bins": 100}),
+        (
+            "weiper(bins=60, smooth=40, smooth_logits=25)",
+            "weiper(bins=60, smooth=40, smooth_logits=25)",
+            {"smooth": 40},
+        ),
+        ("weiper(weight=0.1, confidence=5, seed=3)", "weiper(weight=0.1, confidence=5, seed=3)", {"confidence": 5}),
+    ],
+)
+def test_read_from_text_and_written(text, spec, given_):
+    detector = parse(text)
+    assert detector.spec == spec
+    assert {name: getattr(detector, name) for name in given_} == given_
+    again = parse(spec)
+    assert type(again) is WeiPer
+    assert again.arguments() == detector.arguments()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("weiper(repeats=0)", "repeats=0"),
+        ("weiper(repeats=2.5)", "repeats=2.5"),
+        ("weiper(bins=1)", "bins=1"),
+        ("weiper(bins=20.5)", "bins=20.5"),
+        ("weiper(smooth=0)", "smooth=0"),
+        ("weiper(smooth=1.5)", "smooth=1.5"),
+        ("weiper(smooth=101)", "smooth=101"),
+        ("weiper(smooth_logits=0)", "smooth_logits=0"),
+        ("weiper(bins=10)", "smooth_logits=15"),
+        ("weiper(delta=-0.1)", "delta=-0.1"),
+        ("weiper(seed=1.5)", "seed=1.5"),
+        ("weiper(seed=-1)", "seed=-1"),
+        ("weiper(seed=99999999999999999999999)", "seed=99999999999999999999999"),
+        ("weiper(seed='a')", "seed"),
+        ("weiper(copies=3)", "copies"),
+        ("weiper+energy", "weiper"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(text, named):
+    with pytest.raises(ArgumentError, match=re.escape(named)) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["delta", "weight", "confidence"])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_settings_that_are_not_finite_are_named(name, value):
+    with pytest.raises(ArgumentError, match=f"{name}={value}") as caught:
+        WeiPer(**{name: value})
+    assert "\n" not in str(caught.value)

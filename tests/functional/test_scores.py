@@ -1,0 +1,78 @@
+"""Scores of logits against the term-by-term reference, and their behaviour at extreme values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import scores as slow
+
+from oodles import functional as fast
+
+logit = st.floats(-30, 30, width=32)
+rows = st.integers(1, 7).flatmap(
+    lambda classes: st.lists(st.lists(logit, min_size=classes, max_size=classes), min_size=1, max_size=5)
+)
+temperatures = st.sampled_from([0.5, 1.0, 2.0, 10.0, 1000.0])
+
+WITH_TEMPERATURE = [(fast.energy, slow.energy), (fast.msp, slow.msp), (fast.entropy, slow.entropy)]
+
+
+@pytest.mark.parametrize(("score", "reference"), WITH_TEMPERATURE)
+@settings(max_examples=60, deadline=None)
+@given(logits=rows, temperature=temperatures)
+def test_scores_agree_with_the_reference(
+    score: Callable[..., Any], reference: Callable[..., Any], logits: list[list[float]], temperature: float
+) -> None:
+    want = [reference(row, temperature) for row in logits]
+    wide = score(torch.tensor(logits, dtype=torch.float64), temperature)
+    assert wide.dtype == torch.float64
+    np.testing.assert_allclose(wide, want, rtol=1e-10, atol=1e-10)
+    narrow = score(torch.tensor(logits), temperature)
+    assert narrow.dtype == torch.float32
+    # at temperature T the energy is about T log C, so its float32 error grows with T
+    np.testing.assert_allclose(narrow, want, rtol=2e-5, atol=2e-6 * max(1.0, temperature))
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=rows)
+def test_max_logit_agrees_with_the_reference(logits: list[list[float]]) -> None:
+    assert fast.max_logit(torch.tensor(logits)).tolist() == [slow.max_logit(row) for row in logits]
+
+
+def test_energy_does_not_overflow() -> None:
+    huge = torch.tensor([[1e4, -1e4], [-1e4, -1e4]])
+    np.testing.assert_allclose(fast.energy(huge), [1e4, -1e4 + np.log(2)], rtol=1e-6)
+
+
+def test_msp_does_not_saturate() -> None:
+    """Gaps at which a float32 probability is exactly 1 still give distinct scores."""
+    gaps = torch.tensor([18.0, 25.0, 40.0, 80.0])
+    logits = torch.stack([gaps, torch.zeros(4)], dim=1)
+    assert (torch.softmax(logits, dim=1).amax(dim=1) == 1).all()
+    scores = fast.msp(logits)
+    assert (scores.diff() > 0).all()
+    np.testing.assert_allclose(scores, -np.log1p(np.exp(-gaps.double().numpy())), rtol=1e-5)
+
+
+def test_entropy_of_a_one_hot_softmax_is_zero_and_finite() -> None:
+    scores = fast.entropy(torch.tensor([[500.0, 0.0, -500.0], [0.0, 0.0, 0.0]]))
+    assert scores[0] == 0
+    assert scores[1] == pytest.approx(-np.log(3), rel=1e-6)
+
+
+@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.max_logit])
+def test_nan_stays_nan(score: Callable[..., Any]) -> None:
+    """An invalid input must not get a finite score."""
+    scores = score(torch.tensor([[1.0, float("nan"), 0.0], [1.0, 2.0, 3.0]]))
+    assert torch.isnan(scores).tolist() == [True, False]
+
+
+def test_clip_limits_from_above_only() -> None:
+    embedding = torch.tensor([[-5.0, 0.5, 1.0, 7.0]])
+    assert fast.clip(embedding, 1.0).tolist() == [[-5.0, 0.5, 1.0, 1.0]]
+    assert fast.clip(embedding, torch.tensor(0.75)).tolist() == [[-5.0, 0.5, 0.75, 0.75]]
+    assert embedding.tolist() == [[-5.0, 0.5, 1.0, 7.0]]

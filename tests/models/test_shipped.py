@@ -1,0 +1,96 @@
+"""The networks whose weights are part of the package, and scoring images with them."""
+
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from oodles.data.loaders import read_pixels
+from oodles.data.readers import open_images
+from oodles.data.transforms import CIFAR
+from oodles.errors import ArgumentError
+from oodles.guard import Guard
+from oodles.models import load, read_card
+from oodles.models.shipped import GUARD, WEIGHTS, shipped_folder
+from oodles.network.extraction import extract
+from oodles.training.trainer import accuracy
+
+NAME = "cifar10-small"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shipped")
+    rng = np.random.default_rng(0)
+    (folder / "photos").mkdir()
+    for name in ("one", "two", "three"):
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / "photos" / f"{name}.png")
+    Image.fromarray(rng.integers(0, 256, (64, 48, 3), dtype=np.uint8)).save(folder / "photo.jpg")
+    return folder
+
+
+def test_the_network_matches_its_card(monkeypatch):
+    monkeypatch.setattr(socket, "socket", None)  # nothing is downloaded
+    model, card = load(NAME), read_card(NAME)
+    assert not model.training
+    assert sum(weight.numel() for weight in model.parameters()) == card["parameters"]
+    assert 1.5e6 < card["parameters"] < 2.5e6
+    assert (shipped_folder(NAME) / WEIGHTS).stat().st_size <= 5_000_000
+    assert card["test accuracy"] >= 0.89
+    assert len(card["classes"]) == 10
+    assert "oodles train small" in card["command"]
+    assert {"data", "recipe", "seed"} <= card.keys()
+
+
+def test_its_embedding_is_wide_and_never_negative():
+    features = extract(load(NAME), [torch.randn(8, 3, 32, 32)])
+    assert features.width >= 256
+    assert float(features.embedding.min()) >= 0
+
+
+@pytest.mark.realdata
+def test_its_accuracy_is_that_of_the_card(data):
+    images = open_images(data / "cifar10-jpeg.zip" / "test")
+    some = read_pixels(images.pick(range(0, len(images), 5)), CIFAR)
+    assert images.classes == tuple(read_card(NAME)["classes"])
+    # 2,000 images: three standard errors are 2.1 points
+    assert abs(accuracy(load(NAME), some) - read_card(NAME)["test accuracy"]) < 0.021
+
+
+def test_its_guard_loads():
+    guard = Guard.load(shipped_folder(NAME) / GUARD, load(NAME))
+    assert guard(torch.randn(4, 3, 32, 32)).score.shape == (4,)
+
+
+def test_a_photo_is_scored_without_a_model(oodles_run):
+    code, out, err = oodles_run("score", "photo.jpg")
+    assert code == 0, err
+    message = " ".join(err.split())
+    assert f"no guard given: using {NAME}" in message
+    assert "airplane" in message
+    assert out.split()[0] in ("ID", "OOD")
+    assert out.split()[2] in read_card(NAME)["classes"]
+    code, out, _ = oodles_run("score", "photos", "--json")
+    verdicts = json.loads(out)["verdicts"]
+    assert [os.path.basename(verdict["input"]) for verdict in verdicts] == ["one.png", "three.png", "two.png"]  # noqa: PTH119
+    assert {verdict["class"] for verdict in verdicts} <= set(read_card(NAME)["classes"])
+
+
+def test_invalid_arguments_of_score_are_refused(oodles_run):
+    for arguments, word in (
+        (("photo.jpg", "--model", "oodles.models:small_resnet"), "needs a guard"),
+        (("photo.jpg", "photos", "photos"), "got 3 paths"),
+        (("nowhere.jpg",), "does not exist"),
+    ):
+        code, _, err = oodles_run("score", *arguments)
+        assert code == 2
+        assert word in " ".join(err.split())
+
+
+def test_unknown_networks_are_refused():
+    with pytest.raises(ArgumentError, match="network 'imagenet-huge' must be one of cifar10-small"):
+        load("imagenet-huge")

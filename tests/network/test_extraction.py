@@ -1,0 +1,482 @@
+"""``extract``: the model is left as it was, loaders of every kind, and stores that survive interruptions."""
+
+import copy
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support import networks
+from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
+from support.snapshots import lived_in, numbers, portrait, same
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError
+from oodles.features import Features
+from oodles.network import extraction
+from oodles.network.extraction import extract, model_fingerprint
+
+ROWS, BATCH = 20, 5
+
+
+# The model is left exactly as it was ------------------------------------------------------------------
+
+
+def fine():
+    yield from batched(ROWS, BATCH)
+
+
+def breaks(error):
+    def loader():
+        yield from batched(ROWS, BATCH)[:2]
+        raise error
+
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("loader", "error"),
+    [
+        (fine, None),
+        (breaks(RuntimeError("disk gone")), RuntimeError),
+        (breaks(KeyboardInterrupt()), KeyboardInterrupt),
+        (lambda: [(pictures(5), None), (torch.zeros(5, 7, 8, 8), None)], RuntimeError),
+    ],
+    ids=["complete", "error in the loader", "interrupted", "error in the model"],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"head": False}, {"layers": ["body.conv1"]}], ids=["head found", "head=False", "layers="]
+)
+def test_the_model_is_left_as_it_was(loader, error, options):
+    model = lived_in()
+    grad = model.body.conv2.weight.grad.clone()
+    before, weights = portrait(model), numbers(model)
+    if error is None:
+        extract(model, loader(), **options)
+    else:
+        with pytest.raises(error):
+            extract(model, loader(), **options)
+    assert portrait(model) == before
+    assert torch.equal(model.body.conv2.weight.grad, grad)
+    for key, tensor in numbers(model).items():
+        assert torch.equal(tensor, weights[key]), key
+
+
+@pytest.mark.parametrize("name", ["Stochastic", "CosineProduct", "Prototypes"])
+def test_a_refused_model_is_left_as_it_was_too(name):
+    model = seeded(getattr(networks, name)).train()
+    model.body.eval()
+    torch.manual_seed(3)
+    before = portrait(model)
+    if name == "Stochastic":
+        before.pop("random")  # the model itself draws random numbers
+    with pytest.raises(HeadError):
+        extract(model, batched(ROWS, BATCH))
+    after = portrait(model)
+    assert {key: after[key] for key in before} == before
+
+
+def test_the_callers_grad_mode_is_kept_and_nothing_requires_grad():
+    model = seeded(networks.Net)
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode):
+            features = extract(model, batched(ROWS, BATCH))
+            assert torch.is_grad_enabled() is mode
+        assert not features.embedding.requires_grad
+        assert not features.logits.requires_grad
+        assert not features.head.weight.requires_grad
+
+
+def test_features_do_not_change_when_the_model_is_trained_further():
+    model = seeded(networks.Net)
+    features = extract(model, batched(ROWS, BATCH))
+    weight = features.head.weight.clone()
+    with torch.no_grad():
+        model.fc.weight.zero_()
+    assert torch.equal(features.head.weight, weight)
+
+
+def test_the_users_own_hooks_run_once_per_image():
+    model = seeded(networks.Net)
+    extract(model, [pictures(5)])
+    seen = []
+    model.fc.register_forward_hook(lambda module, arguments, output: seen.append(len(output)))
+    extract(model, batched(ROWS, BATCH), head=False)
+    assert seen == [5, 5, 5, 5]
+
+
+def test_after_the_head_is_found_the_network_runs_once_per_batch():
+    model = seeded(networks.Net)
+    extract(model, batched(BATCH, BATCH))
+    first = model.body.calls
+    extract(model, batched(ROWS, BATCH))
+    assert model.body.calls - first == first + 3
+
+
+# Results ------------------------------------------------------------------------------------------
+
+
+def test_layers_are_pooled_over_space_or_tokens():
+    model = seeded(networks.Net).eval()
+    features = extract(model, batched(ROWS, BATCH), layers=["body", "body.conv1", "fc"])
+    assert sorted(features.layers) == ["body", "body.conv1", "fc"]
+    with torch.no_grad():
+        images = pictures(ROWS)
+        wanted = {
+            "body": model.body(images).sum(dim=(2, 3)) / 9,
+            "body.conv1": model.body.conv1(images).sum(dim=(2, 3)) / 64,
+            "fc": model(images),
+        }
+        for name, activation in wanted.items():
+            torch.testing.assert_close(features.layers[name], activation, rtol=1e-5, atol=1e-6)
+
+    model = seeded(networks.Transformer).eval()
+    features = extract(model, batched(ROWS, BATCH), layers=["encoder"])
+    with torch.no_grad():
+        tokens = model.encoder(model.patch(pictures(ROWS)).flatten(2).transpose(1, 2))
+    torch.testing.assert_close(features.layers["encoder"], tokens.sum(dim=1) / 4, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_cannot_be_pooled_or_do_not_exist():
+    class Odd(networks.Net):
+        def __init__(self):
+            super().__init__()
+            self.odd = nn.Flatten(0)
+
+        def forward(self, images):
+            hidden = self.hidden(images)
+            self.odd(hidden)
+            return self.fc(hidden)
+
+    with pytest.raises(HeadError, match=r"layer odd returns \(40,\)"):
+        extract(seeded(Odd), batched(ROWS, BATCH), layers=["odd"])
+    with pytest.raises(ArgumentError, match="layers= names 'nowhere', which is not a module of Net"):
+        extract(seeded(networks.Net), batched(ROWS, BATCH), layers=["nowhere"])
+
+
+def test_inner_layers_are_kept_without_a_head_too():
+    model = seeded(networks.Net)
+    whole = extract(model, batched(ROWS, BATCH), layers=["body"])
+    without = extract(model, batched(ROWS, BATCH), layers=["body"], head=False)
+    assert without.head is None
+    assert torch.equal(without.logits, whole.logits)
+    assert torch.equal(without.layers["body"], whole.layers["body"])
+
+
+def test_a_layer_that_never_runs_is_an_error():
+    model = seeded(networks.Net)
+    model.spare = nn.Linear(2, 2)
+    with pytest.raises(OodlesError, match="layer spare did not run"):
+        extract(model, batched(ROWS, BATCH), layers=["spare"])
+
+
+def test_batch_sizes_do_not_matter():
+    model = seeded(networks.Net)
+    whole = extract(model, batched(ROWS, ROWS))
+    for features in (extract(model, batched(ROWS, 3)), extract(model, batched(ROWS, ROWS), batch_size=4)):
+        torch.testing.assert_close(features.embedding, whole.embedding, rtol=1e-5, atol=1e-6)
+        assert torch.equal(features.labels, whole.labels)
+    model.body.calls = 0
+    extract(model, [pictures(ROWS)], batch_size=4, head=False)
+    assert model.body.calls == 5
+
+
+def test_half_precision_rounds_the_rows_only():
+    model = seeded(networks.Net)
+    whole, half = (extract(model, batched(ROWS, BATCH), dtype=dtype) for dtype in (torch.float32, torch.float16))
+    assert torch.equal(half.embedding, whole.embedding.half())
+    assert half.labels.dtype == torch.int64
+    assert half.head.same_as(whole.head)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_image_that_is_not_finite_is_named_by_its_row(value):
+    batches = batched(ROWS, BATCH)
+    batches[2][0][3, 1, 4, 4] = value
+    with pytest.raises(DataError, match=r"1 of 20 rows contain NaN or infinite values, the first is row 13"):
+        extract(seeded(networks.Net), batches)
+
+
+# Loaders ----------------------------------------------------------------------------------------
+
+
+def variants():
+    batches = batched(ROWS, BATCH)
+    yield "tuples", batches, True
+    yield "lists", [list(batch) for batch in batches], True
+    yield "images", [images for images, _ in batches], False
+    yield "images in a tuple", [(images,) for images, _ in batches], False
+    yield "pixel_values", [{"pixel_values": images, "labels": labels} for images, labels in batches], True
+    yield "image", [{"image": images, "label": labels.tolist()} for images, labels in batches], True
+    yield "dict without labels", [{"images": images} for images, _ in batches], False
+    yield "generator", (batch for batch in batches), True
+    dataset = TensorDataset(pictures(ROWS), torch.cat([labels for _, labels in batches]))
+    yield "DataLoader", DataLoader(dataset, batch_size=BATCH), True
+    yield "labels as a list", [(images, labels.tolist()) for images, labels in batches], True
+    yield "three parts", [(images, labels, "path") for images, labels in batches], True
+
+
+@pytest.mark.parametrize(("name", "loader", "labelled"), [pytest.param(*one, id=one[0]) for one in variants()])
+def test_loaders_of_every_kind(name, loader, labelled):
+    model = seeded(networks.Net)
+    features = extract(model, loader)
+    wanted = extract(model, batched(ROWS, BATCH), labels=labelled)
+    same(features, wanted)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_loaders_that_are_refused(store, tmp_path):
+    folders = (tmp_path / str(number) for number in range(100))
+
+    def run(loader, **options):
+        return extract(seeded(networks.Net), loader, store=next(folders) if store else None, **options)
+
+    with pytest.raises(DataError, match="the loader gave no batch"):
+        run([])
+    with pytest.raises(DataError, match="5 images with 4 labels"):
+        run([(pictures(5), torch.zeros(4, dtype=torch.long))])
+    with pytest.raises(DataError, match="some batches have labels and some do not"):
+        run([batched(5, 5)[0], pictures(5)])
+    with pytest.raises(DataError, match=r"keys \['x', 'y'\]"):
+        run([{"x": pictures(5), "y": 1}])
+    with pytest.raises(DataError, match="the loader gave str"):
+        run(["cat.png"])
+    with pytest.raises(DataError, match=r"1 of 5 labels are not classes.*the first is 5 in row 1"):
+        run([(pictures(5), torch.tensor([0, CLASSES, 1, 2, 3]))])
+    assert run([(pictures(5), torch.full((5,), 99))], labels=False).labels is None
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_labels_that_are_not_integers_are_refused_and_never_rounded(store, tmp_path):
+    with pytest.raises(OodlesError, match="labels must be integers"):
+        extract(
+            seeded(networks.Net),
+            [(pictures(3), torch.tensor([0.9, 1.5, 3.2]))],
+            store=tmp_path / "s" if store else None,
+        )
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param((pictures(2), ["cat.png", "dog.png"]), id="file names for labels"),
+        pytest.param((pictures(2), 3), id="one number for labels"),
+        pytest.param(torch.empty(0, 3, 8, 8), id="no rows"),
+    ],
+)
+def test_batches_that_cannot_be_used_raise_an_oodles_error(batch):
+    with pytest.raises(OodlesError):
+        extract(seeded(networks.Net), [batch])
+
+
+def test_file_names_in_place_of_labels_are_ignored_if_labels_are_not_wanted():
+    features = extract(seeded(networks.Net), [(pictures(2), ["cat.png", "dog.png"])], labels=False)
+    assert len(features) == 2
+
+
+def test_a_loader_without_a_length_is_accepted():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(pictures(10))
+
+    assert len(extract(seeded(networks.Net), DataLoader(Stream(), batch_size=4))) == 10
+
+
+# Stores -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_shards(monkeypatch):
+    """One shard per batch of the loader."""
+    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+
+
+def counted(make=networks.Net):
+    model = seeded(make)
+    model.body.calls = 0
+    return model
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_a_store_has_the_same_features_as_memory(tmp_path):
+    model = counted()
+    stored = extract(model, batched(ROWS, BATCH), store=tmp_path / "s", layers=["body"], note="twenty")
+    same(stored, extract(model, batched(ROWS, BATCH), layers=["body"]))
+    assert torch.equal(stored.layers["body"], extract(model, batched(ROWS, BATCH), layers=["body"]).layers["body"])
+    assert len(list((tmp_path / "s").glob("shard-*"))) == 4
+    manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert manifest["note"] == "twenty"
+    assert manifest["about"]["model"] == model_fingerprint(model)
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_a_second_extraction_runs_nothing(tmp_path):
+    model = counted()
+    first = extract(model, batched(ROWS, BATCH), store=tmp_path / "s")
+    assert model.body.calls > 0
+    model.body.calls = 0
+    again = extract(model, batched(ROWS, BATCH), store=tmp_path / "s")
+    assert model.body.calls == 0
+    same(again, first)
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_a_store_of_another_extraction_is_refused(tmp_path):
+    model, store = counted(), tmp_path / "s"
+    batches = batched(ROWS, BATCH)
+    extract(model, batches, store=store)
+    other = seeded(networks.Net, seed=5)
+    wrong = {
+        "another model": lambda: extract(other, batches, store=store),
+        "another dtype": lambda: extract(model, batches, store=store, dtype=torch.float16),
+        "another labels": lambda: extract(model, batches, store=store, labels=False),
+        "another head ": lambda: extract(model, batches, store=store, head="fc"),
+        "another layers": lambda: extract(model, batches, store=store, layers=["body"]),
+    }
+    for message, attempt in wrong.items():
+        with pytest.raises(FileError, match=message):
+            attempt()
+    altered = copy.deepcopy(batches)
+    altered[2][0][1, 0, 0, 0] += 1e-3
+    relabelled = copy.deepcopy(batches)
+    relabelled[1][1][0] = (relabelled[1][1][0] + 1) % CLASSES
+    elsewhere = {
+        "shard-00002": altered,
+        "shard-00001": relabelled,
+        "shard-00000": [batches[1], batches[0], *batches[2:]],
+        "the end": [*batches, batches[0]],
+        "shard-00003": batches[:3],
+    }
+    for where, loader in elsewhere.items():
+        message = rf"other images, in another order or in other batch sizes; they differ at {where}"
+        with pytest.raises(FileError, match=message):
+            extract(model, loader, store=store)
+    same(Features.load(store), extract(model, batches))
+
+
+def test_a_shuffling_loader_is_refused(tmp_path):
+    dataset = TensorDataset(pictures(ROWS))
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, generator=generator)
+    extract(counted(), loader, store=tmp_path / "s")
+    with pytest.raises(FileError, match="does not shuffle"):
+        extract(counted(), loader, store=tmp_path / "s")
+
+
+def test_batches_of_another_size_are_never_mixed(tmp_path):
+    extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s")
+    with pytest.raises(FileError, match="other images"):
+        extract(counted(), batched(ROWS, 4), store=tmp_path / "s")
+
+
+@pytest.mark.usefixtures("tiny_shards")
+@pytest.mark.parametrize("name", ["Net", "ConvBeforePool", "Tied", "TwoHeads", "Scaled", "BatchNormed", "Matmul"])
+def test_an_interrupted_extraction_continues(tmp_path, name):
+    make = getattr(networks, name)
+    whole = extract(counted(make), batched(ROWS, BATCH), store=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="disk gone"):
+        extract(counted(make), breaks(RuntimeError("disk gone"))(), store=tmp_path / "s")
+    with pytest.raises(FileError, match="unfinished"):
+        Features.load(tmp_path / "s")
+    resumed = extract(counted(make), batched(ROWS, BATCH), store=tmp_path / "s")
+    same(resumed, whole)
+    same(resumed, extract(counted(make), batched(ROWS, BATCH)))
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_continuing_runs_only_the_missing_images(tmp_path):
+    model, batches = counted(), batched(ROWS, BATCH)
+
+    def three_then_interrupted():
+        yield from batches[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, three_then_interrupted(), store=tmp_path / "s", head=False)
+    sizes = []
+    model.register_forward_hook(lambda module, arguments, output: sizes.append(len(output)))
+    resumed = extract(model, batches, store=tmp_path / "s", head=False)
+    assert sizes == [5]
+    same(resumed, extract(model, batches, head=False))
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_a_bad_row_is_never_stored_and_the_good_shards_stay(tmp_path):
+    batches = batched(ROWS, BATCH)
+    batches[2][0][1] = float("nan")
+    with pytest.raises(DataError, match="the first is row 1"):
+        extract(counted(), batches, store=tmp_path / "s")
+    manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert [entry["rows"] for entry in manifest["shards"]] == [5, 5]
+    same(
+        extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s"),
+        extract(counted(), batched(ROWS, BATCH)),
+    )
+
+
+KILLED = """
+    import sys, time
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    torch.set_num_threads(1)
+    from support import networks
+    from oodles.network import extraction
+
+    extraction.SHARD_ELEMENTS = 1
+
+    def slow():
+        for batch in networks.batched(40, 4):
+            yield batch
+            time.sleep(float(sys.argv[3]))
+
+    extraction.extract(networks.seeded(networks.Net), slow(), store=sys.argv[2])
+"""
+
+
+def test_a_killed_extraction_loses_no_row_and_repeats_none(tmp_path):
+    script, store = tmp_path / "run.py", tmp_path / "s"
+    script.write_text(textwrap.dedent(KILLED))
+    tests = Path(networks.__file__).parents[1]
+    command = [sys.executable, str(script), str(tests), str(store)]
+    running = subprocess.Popen([*command, "0.15"])
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(store.glob("shard-*"))) < 3:
+            assert running.poll() is None, "the process ended before it could be killed"
+            assert time.monotonic() < deadline, "no shard in a minute"
+            time.sleep(0.01)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    listed = [entry["file"] for entry in json.loads((store / "manifest.json").read_text())["shards"]]
+    assert 2 <= len(listed) < 10
+    kept = {file: (store / file).read_bytes() for file in listed}
+    with pytest.raises(FileError, match="unfinished"):
+        Features.load(store)
+
+    subprocess.run([*command, "0"], check=True, timeout=60)
+    resumed = Features.load(store)
+    same(resumed, extract(seeded(networks.Net), networks.batched(40, 4)))
+    assert len({tuple(row) for row in resumed.embedding.tolist()}) == len(resumed) == 40
+    assert {file: (store / file).read_bytes() for file in listed} == kept, "complete shards are not written again"
+
+
+# Fingerprints of models -----------------------------------------------------------------------------
+
+
+def test_a_models_fingerprint_depends_on_its_weights_and_its_structure():
+    model = seeded(networks.Net)
+    before = model_fingerprint(model)
+    assert model_fingerprint(seeded(networks.Net)) == before
+    assert model_fingerprint(nn.DataParallel(model)) == before
+    assert model_fingerprint(model.train()) == before
+    assert model_fingerprint(seeded(networks.Softmax)) != before, "same weights, another class"
+    with torch.no_grad():
+        model.body.bn1.running_mean[0] += 1e-6
+    assert model_fingerprint(model) != before

@@ -1,0 +1,395 @@
+"""Finding the last linear layer: every kind of head that is one, and every kind that is not."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from support import networks
+from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded, spread  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+from oodles.errors import ArgumentError, DataError, HeadError
+from oodles.features import Head
+from oodles.network.extraction import extract
+from oodles.network.head import LocatedHead, locate_head
+from oodles.network.taps import eval_mode, logits_of, unwrap
+
+ROWS, BATCH = 20, 7
+
+
+def by_hand(model, images):
+    """Embedding and output of the model itself, in eval mode."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        return model.hidden(images), logits_of(model(images))
+
+
+def located(model, images=None, head=None):
+    with eval_mode(model):
+        return locate_head(model, pictures(6) if images is None else images, head)
+
+
+def plain(name):
+    return lambda model: (model.get_submodule(name).weight.flatten(1), model.get_submodule(name).bias)
+
+
+def normalised(model):
+    scale = model.norm.weight / (model.norm.running_var + model.norm.eps).sqrt()
+    return model.fc.weight * scale[:, None], (model.fc.bias - model.norm.running_mean) * scale + model.norm.bias
+
+
+LITERAL = {
+    "Net": plain("fc"),
+    "DenseNetLike": plain("classifier"),
+    "ReturnsObject": plain("fc"),
+    "ReturnsDict": plain("fc"),
+    "ReturnsTuple": plain("fc"),
+    "ConvAfterPool": plain("fc"),
+    "ConvBeforePool": plain("fc"),
+    "NoBias": plain("fc"),
+    "MatmulAlone": lambda model: (model.weight, None),
+    "Addmm": lambda model: (model.weight, model.bias),
+    "Tied": lambda model: (model.names.weight, None),
+    "WeightNormed": plain("fc"),
+    "Transformer": plain("head"),
+    "TokenMean": plain("head"),
+    "FunctionalTransformer": plain("head"),
+    "TwoHeads": lambda model: (
+        torch.cat([model.fc.weight, model.other.weight], dim=1) / 2,
+        (model.fc.bias + model.other.bias) / 2,
+    ),
+}
+"""Heads whose weights are parameters of the model: they must be found exactly."""
+
+FOLDED = {
+    "Matmul": lambda model: (model.weight, model.bias),
+    "Scaled": lambda model: (4.25 * model.fc.weight, 4.25 * model.fc.bias),
+    "Offset": lambda model: (model.fc.weight, model.fc.bias + model.offset),
+    "InPlace": lambda model: (2 * model.fc.weight, 2 * model.fc.bias + 1),
+    "BatchNormed": normalised,
+}
+"""Heads followed by an affine operation, which is estimated and folded in."""
+
+
+@pytest.mark.parametrize("name", [*LITERAL, *FOLDED])
+def test_embedding_logits_and_head_are_those_of_the_model(name):
+    model = seeded(getattr(networks, name))
+    features = extract(model, batched(ROWS, BATCH))
+    hidden, output = by_hand(model, pictures(ROWS))
+    torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(features.logits, output, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(features.head(features.embedding), features.logits, rtol=1e-5, atol=2e-6)
+    with torch.no_grad():
+        weight, bias = (LITERAL | FOLDED)[name](model)
+    if name in LITERAL:
+        assert torch.equal(features.head.weight, weight)
+        assert features.head.bias is None if bias is None else torch.equal(features.head.bias, bias)
+    else:
+        torch.testing.assert_close(features.head.weight, weight, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(features.head.bias, bias, rtol=1e-4, atol=1e-5)
+
+
+def test_kinds_are_named():
+    wanted = {
+        "Net": ("linear", "fc"),
+        "ConvBeforePool": ("pooled after a 1x1 convolution", "fc"),
+        "Scaled": ("linear, then a scale", "fc"),
+        "BatchNormed": ("linear, then a scale per class", "fc"),
+        "TwoHeads": ("the mean of two heads", "fc and other"),
+    }
+    for name, (kind, module) in wanted.items():
+        found = located(seeded(getattr(networks, name)))
+        assert (found.kind, found.name) == (kind, module)
+
+
+def test_a_batch_norm_after_the_head_is_never_overlooked():
+    # its statistics differ from the identity by only one part in a thousand, so fc alone is nearly right
+    model = seeded(networks.BatchNormed)
+    features = extract(model, batched(ROWS, BATCH))
+    assert not torch.equal(features.head.weight, model.fc.weight)
+    with torch.no_grad():
+        wrong = F.linear(features.embedding, model.fc.weight, model.fc.bias) - features.logits
+    right = features.head(features.embedding) - features.logits
+    assert float(right.abs().max()) < 1e-6 < 1e-4 < float(wrong.abs().max())
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_the_logits_before_a_softmax_are_used_with_a_warning(name):
+    model = seeded(getattr(networks, name))
+    with pytest.warns(UserWarning, match=rf"{name} returns probabilities; the logits before its softmax are used"):
+        features = extract(model, batched(ROWS, BATCH))
+    hidden, output = by_hand(model, pictures(ROWS))
+    torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(features.logits, model.fc(hidden), rtol=1e-5, atol=1e-6)
+    finish = torch.softmax if name == "Softmax" else torch.log_softmax
+    torch.testing.assert_close(finish(features.logits, dim=1), output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CosineProduct", "a cosine head"),
+        ("CosinePlain", "a cosine head"),
+        ("CosineDivided", "a cosine head"),
+        ("CosineSimilarity", "a cosine head"),
+        ("Sigmoid", "a sigmoid head"),
+        ("Prototypes", "a prototype head"),
+    ],
+)
+def test_heads_that_are_not_linear_are_refused_with_their_kind(name, reason):
+    model = spread(seeded(getattr(networks, name)))
+    with pytest.raises(HeadError, match=rf"{name} has {reason}.*head=False"):
+        extract(model, batched(ROWS, BATCH))
+    features = extract(model, batched(ROWS, BATCH), head=False)
+    torch.testing.assert_close(features.logits, by_hand(model, pictures(ROWS))[1])
+    assert features.head is None
+    assert features.width == 0
+
+
+@pytest.mark.parametrize("name", ["Sigmoid", "FinalReLU"])
+def test_a_non_linearity_is_never_taken_for_a_scale_on_a_small_range(name):
+    # without training all logits are close together: the sigmoid is nearly straight there,
+    # and every class is either always or never above the zero of the ReLU
+    with pytest.raises(HeadError):
+        located(seeded(getattr(networks, name)))
+
+
+@pytest.mark.parametrize("name", ["FinalReLU", "SqueezeNetLike"])
+def test_a_relu_after_the_head_is_refused_with_the_candidates_listed(name):
+    model = seeded(getattr(networks, name))
+    if name == "FinalReLU":
+        spread(model)
+    operation = "linear" if name == "FinalReLU" else "conv2d"
+    with pytest.raises(HeadError, match=rf"{name}.*fc \({operation}, {WIDTH} -> {CLASSES}\).*Pass head="):
+        extract(model, batched(ROWS, BATCH))
+
+
+def test_a_named_layer_is_verified_too():
+    model = spread(seeded(networks.FinalReLU))
+    with pytest.raises(HeadError, match=r"head='fc' does not produce the logits"):
+        extract(model, batched(ROWS, BATCH), head="fc")
+
+
+def test_a_model_without_linear_operations_is_refused():
+    class Nothing(nn.Module):
+        def forward(self, images):
+            return images.mean(dim=(2, 3))
+
+    with pytest.raises(HeadError, match="Last linear operations: none"):
+        located(Nothing())
+
+
+def test_a_stochastic_model_is_refused():
+    with pytest.raises(HeadError, match="Stochastic is stochastic"):
+        extract(seeded(networks.Stochastic), batched(ROWS, BATCH))
+
+
+def test_torchscript_is_refused_unless_only_logits_are_wanted():
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(model)
+    with pytest.raises(HeadError, match="TorchScript"):
+        extract(scripted, batched(ROWS, BATCH))
+    features = extract(scripted, batched(ROWS, BATCH), head=False)
+    with torch.no_grad():
+        torch.testing.assert_close(features.logits, model(pictures(ROWS)))
+
+
+def test_an_output_without_logits_is_refused():
+    class Odd(networks.Net):
+        def __init__(self, answer):
+            super().__init__()
+            self.answer = answer
+
+        def forward(self, images):
+            return self.answer(super().forward(images))
+
+    outputs = {
+        "NoneType with no logits": lambda logits: None,
+        "dict with no logits": lambda logits: {},
+        "list with no logits": lambda logits: [],
+        r"\(rows, classes\), the model returned \(6,\)": lambda logits: logits[:, 0],
+        r"the model returned \(6, 5, 2\)": lambda logits: logits[:, :, None].repeat(1, 1, 2),
+    }
+    for message, answer in outputs.items():
+        with pytest.raises(HeadError, match=message):
+            extract(Odd(answer), [pictures(6)], head=False)
+
+
+@pytest.mark.parametrize("answer", ["cat", ["cat", "dog"]])
+def test_an_output_of_strings_is_refused(answer):
+    with pytest.raises(HeadError, match="no logits in it"):
+        logits_of(answer)
+
+
+# head= -----------------------------------------------------------------------------------------
+
+
+class TwoCandidates(networks.Net):
+    """Two modules give exactly the same logits; the model returns those of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(CLASSES, CLASSES, bias=False)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.eye(CLASSES))
+
+    def forward(self, images):
+        return self.last(super().forward(images))
+
+
+def test_head_names_the_module_to_use():
+    model = seeded(TwoCandidates)
+    found = extract(model, batched(ROWS, BATCH))
+    named = extract(model, batched(ROWS, BATCH), head="fc")
+    assert torch.equal(found.head.weight, torch.eye(CLASSES)), "the last linear operation is the head"
+    assert torch.equal(named.head.weight, model.fc.weight)
+    torch.testing.assert_close(named.embedding, by_hand(model, pictures(ROWS))[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(named.logits, found.logits)
+
+
+def test_the_named_head_must_exist():
+    with pytest.raises(ArgumentError, match=r"head='fcc' is not a module of Net"):
+        extract(seeded(networks.Net), batched(ROWS, BATCH), head="fcc")
+
+
+# Wrappers, devices and dtypes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, networks.Compiled, lambda m: networks.Compiled(nn.DataParallel(m))])
+def test_wrappers_are_removed(wrap):
+    model = seeded(networks.Net)
+    wrapped = wrap(model)
+    assert unwrap(wrapped) is model
+    features = extract(wrapped, batched(ROWS, BATCH), layers=["body"])
+    bare = extract(model, batched(ROWS, BATCH), layers=["body"])
+    assert torch.equal(features.embedding, bare.embedding)
+    assert torch.equal(features.layers["body"], bare.layers["body"])
+    assert torch.equal(features.head.weight, model.fc.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Net", "Addmm"])
+def test_models_of_other_dtypes(name, dtype):
+    model = seeded(getattr(networks, name)).to(dtype)
+    features = extract(model, [(images.to(dtype), labels) for images, labels in batched(ROWS, BATCH)])
+    hidden, output = by_hand(model, pictures(ROWS).to(dtype))
+    tolerance = 1e-6 if dtype == torch.float64 else 2e-2
+    assert features.embedding.dtype == torch.float32
+    torch.testing.assert_close(features.embedding, hidden.float(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(features.logits, output.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_inputs_may_be_token_ids():
+    class TextClassifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(50, WIDTH)
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, tokens):
+            return self.head(self.table(tokens).mean(dim=1).tanh())
+
+    model = seeded(TextClassifier)
+    tokens = torch.randint(50, (ROWS, 6), generator=torch.Generator().manual_seed(0))
+    features = extract(model, tokens.split(BATCH))
+    with torch.no_grad():
+        torch.testing.assert_close(features.embedding, model.table(tokens).mean(dim=1).tanh())
+        torch.testing.assert_close(features.logits, model(tokens))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_the_first_batch_may_have_any_size(rows):
+    model = seeded(networks.Scaled)
+    features = extract(model, [pictures(rows)])
+    torch.testing.assert_close(features.head.weight, 4.25 * model.fc.weight.detach(), rtol=1e-4, atol=1e-6)
+    assert len(features) == rows
+
+
+def test_a_model_that_takes_another_path_later_is_caught():
+    class TwoPaths(networks.Net):
+        def forward(self, images):
+            logits = super().forward(images)
+            return logits * 3 if bool((images == 77).any()) else logits
+
+    batches = [pictures(5), pictures(5, seed=1)]
+    batches[1][2, 0, 0, 0] = 77
+    with pytest.raises(HeadError, match="the head fc does not reproduce this batch's logits"):
+        extract(seeded(TwoPaths), batches)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        pytest.param([[float("inf"), 2.0], [9.0, 12.0]], id="beside a row that is not finite"),
+        pytest.param([[float("nan"), 2.0], [9.0, 12.0]], id="beside a row of NaN"),
+        pytest.param([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], id="more classes"),
+        pytest.param([[1.0], [3.0]], id="fewer classes"),
+    ],
+)
+def test_logits_that_the_head_does_not_reproduce_are_refused(output):
+    found = LocatedHead(Head(torch.eye(2)), (), "linear", "fc")
+    embedding = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(HeadError, match="the head fc does not reproduce this batch's logits"):
+        found.logits(embedding, torch.tensor(output))
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_rows_that_are_not_finite_are_not_compared(value):
+    found = LocatedHead(Head(torch.eye(2)), (), "linear", "fc")
+    output = torch.tensor([[value, 2.0], [3.0, 4.0]])
+    got = found.logits(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), output)
+    torch.testing.assert_close(got, output, rtol=0, atol=0, equal_nan=True)
+
+
+# Other ways to write a head -------------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """One linear head, written in several valid ways."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+        self.bias = nn.Parameter(torch.ones(4))
+
+    def forward(self, images):
+        h = images.mean(dim=(2, 3))
+        match self.form:
+            case "mm with mat2=":
+                return torch.mm(h, mat2=self.weight.T)
+            case "addmm with keywords":
+                return torch.addmm(self.bias, mat1=h, mat2=self.weight.T)
+            case "plus a vector product":
+                return F.linear(h, self.weight) + torch.ones(3) @ self.weight.T
+            case "roots of pixels":
+                return F.linear((images**0.45).mean(dim=(2, 3)), self.weight, self.bias)
+            case "cosine, scaled embedding":
+                return F.linear(10 * F.normalize(h), F.normalize(self.weight))
+            case "cosine, scaled weight":
+                return F.linear(F.normalize(h), 10 * F.normalize(self.weight))
+
+
+@pytest.mark.parametrize("form", ["mm with mat2=", "addmm with keywords", "plus a vector product", "roots of pixels"])
+def test_a_head_is_found_however_it_is_written(form):
+    model, images = Written(form), pictures(12).abs()
+    features = extract(model, [images])
+    assert features.head is not None
+    torch.testing.assert_close(features.head(features.embedding), model(images).detach(), rtol=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["cosine, scaled embedding", "cosine, scaled weight"])
+def test_a_cosine_head_is_refused_wherever_its_scale_is_applied(form):
+    with pytest.raises(HeadError, match="cosine"):
+        extract(Written(form), [pictures(12)])
+
+
+def test_images_of_the_wrong_size_are_reported():
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+    with pytest.raises(DataError, match=r"Sequential does not accept inputs of shape \(3, 8, 8\)"):
+        extract(flat, [pictures(4)])

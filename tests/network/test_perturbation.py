@@ -1,0 +1,469 @@
+"""Input steps: the gradient is correct, the step is the one asked for, and the model is left as it was."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import gradient as slow
+from support import networks
+from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
+from support.smooth import Smooth, classes_of, deconf, distance_twin, fitted, plain, sharpness, small, smooth
+from support.snapshots import lived_in, numbers, portrait, same
+from torch.nn import functional as F
+
+from oodles.detectors import GODIN, ODIN, Mahalanobis
+from oodles.detectors.network_detector import steps_of
+from oodles.errors import ArgumentError, FileError, HeadError
+from oodles.features import Features, Step
+from oodles.network import extraction
+from oodles.network.extraction import extract
+from oodles.network.forward import CPU_ROWS, ForwardPass
+from oodles.network.perturbation import _gradients, channel_bounds, fgsm, perturb, run_with_steps
+from oodles.selection.tuning import tune
+
+# The gradient -------------------------------------------------------------------------------------
+
+
+def case(kind):
+    """A model, the input step of a detector, the reference for its objective, and options for ``perturb``."""
+    if kind == "odin":
+        model = smooth()
+        return model, ODIN(epsilon=0.1).step(0.1), slow.doubt(plain(model), 1000.0), {}
+    if kind == "odin at 1":
+        model = smooth()
+        return model, ODIN(temperature=1.0, epsilon=0.1).step(0.1), slow.doubt(plain(model), 1.0), {}
+    if kind == "godin":
+        model = deconf()
+        twin = slow.remoteness(plain(model, "layer.fc.cosine"))
+        return model, GODIN(epsilon=0.1).step(0.1), twin, {"head": False, "layers": ["fc.cosine"]}
+    model = smooth()
+    detector = fitted(model, Mahalanobis(layers=["first"], epsilon=0.1)).double()
+    inner, last = detector.trials()
+    if kind == "mahalanobis":
+        return model, last, distance_twin(model), {}
+    return model, inner, distance_twin(model, "layer.first"), {"layers": ["first"]}
+
+
+KINDS = ["odin", "odin at 1", "mahalanobis", "mahalanobis in a layer", "godin"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_agrees_with_finite_differences(kind):
+    model, step, twin, options = case(kind)
+    images = small(3, seed=5)
+    forward = ForwardPass(model, options.get("head"), options.get("layers", ()))
+    first, gradients = _gradients(forward, images, [step.objective])
+    np.testing.assert_allclose(step.objective(first.columns).detach(), twin(images.numpy()), rtol=1e-5)
+    want = np.stack([slow.slopes(twin, image) for image in images.numpy()])
+    assert np.abs(want).max() > 0
+    np.testing.assert_allclose(gradients[step.objective], want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("std", [(), (0.2, 0.5, 2.0)])
+def test_images_move_against_the_sign_of_the_gradient(kind, std):
+    model, step, twin, options = case(kind)
+    images = small(3, seed=6)
+    got = perturb(model, images, step.objective, 0.02, std=std, **options)
+    want = np.stack([slow.stepped(twin, image, 0.02, std) for image in images.numpy()])
+    np.testing.assert_allclose(got, want, atol=1e-12)
+    assert twin(got.numpy()).sum() < twin(images.numpy()).sum(), "the step lowers the objective"
+
+
+def test_a_pixel_with_zero_gradient_does_not_move():
+    class IgnoresFirstColumn(Smooth):
+        def hidden(self, images):
+            return super().hidden(images[..., 1:])
+
+    images = small(4)
+    got = perturb(seeded(IgnoresFirstColumn).double(), images, sharpness, 0.25)
+    assert torch.equal(got[..., 0], images[..., 0])
+    np.testing.assert_allclose((got - images)[..., 1:].abs(), 0.25, atol=1e-12)
+
+
+def test_each_image_follows_its_own_gradient():
+    model, images = smooth(), small(6)
+    whole = perturb(model, images, sharpness, 0.1)
+    alone = [perturb(model, images[row : row + 1], sharpness, 0.1) for row in range(6)]
+    assert torch.equal(whole, torch.cat(alone))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_the_batch_size_changes_nothing(batch_size):
+    model, images = smooth(), small(CPU_ROWS + 8)
+    assert torch.equal(
+        perturb(model, images, sharpness, 0.1, batch_size=batch_size), perturb(model, images, sharpness, 0.1)
+    )
+    steps = (*ODIN(epsilon=0.1).steps(), Step("sharp", sharpness, 0.2, keep="embedding"))
+    one, other = (extract(model, [images], steps=steps, batch_size=size) for size in (batch_size, None))
+    for name, column in one.layers.items():
+        torch.testing.assert_close(column, other.layers[name], rtol=1e-6, atol=1e-6)
+
+
+def test_batch_size_limits_what_the_network_sees_at_a_time():
+    model = smooth()
+    perturb(model, small(20), sharpness, 0.1, batch_size=8, head=False)
+    assert model.forwards == model.backwards == [8, 8, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dtype_and_layout_are_kept_and_the_images_are_not_modified(dtype, layout):
+    images = small(CPU_ROWS + 3, dtype=dtype).contiguous(memory_format=layout)
+    before = images.clone()
+    got = perturb(smooth(dtype=dtype), images, sharpness, 0.1)
+    assert (got.dtype, got.device, got.shape, got.stride()) == (dtype, images.device, images.shape, images.stride())
+    assert got.is_contiguous(memory_format=layout)
+    assert torch.equal(images, before)
+    assert not torch.equal(got, images)
+
+
+def test_nothing_requires_grad_even_if_the_images_do():
+    images = small(4).requires_grad_()
+    got = perturb(smooth(), images, sharpness, 0.1)
+    features = extract(smooth(), [images], steps=[Step("s", sharpness, 0.1)])
+    assert not got.requires_grad
+    assert not any(column.requires_grad for column in (*features.layers.values(), features.logits))
+    assert images.grad is None
+
+
+def test_the_objective_receives_the_requested_layers():
+    model, seen = smooth(), []
+
+    def keep(columns):
+        seen.append(columns)
+        return columns["layer.second"].sum(dim=1)
+
+    perturb(model, small(4), keep, 0.1, layers=["first", "second"])
+    assert set(seen[0]) == {"embedding", "logits", "layer.first", "layer.second"}
+    perturb(model, small(4), keep, 0.1, head=False, layers=["second"])
+    assert set(seen[1]) == {"logits", "layer.second"}
+
+
+# What is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_integer_images_are_refused(dtype):
+    images = torch.ones(4, 3, 5, 5, dtype=dtype)
+
+    class Reads(Smooth):
+        def forward(self, images):
+            return super().forward(images.to(self.fc.weight.dtype))
+
+    with pytest.raises(ArgumentError, match="floating-point images"):
+        perturb(seeded(Reads), images, sharpness, 0.1)
+    with pytest.raises(ArgumentError, match="floating-point images"):
+        extract(seeded(Reads), [images], steps=ODIN(epsilon=0.1).steps())
+
+
+@pytest.mark.parametrize("std", [(0.5,), (0.5, 0.5), (0.5, 0.5, 0.5, 0.5)])
+def test_a_std_with_the_wrong_number_of_channels_is_refused(std):
+    with pytest.raises(ArgumentError, match=r"std=.* does not fit images of shape \(3, 5, 5\)"):
+        perturb(smooth(), small(2), sharpness, 0.1, std=std)
+    with pytest.raises(ArgumentError, match="does not fit"):
+        extract(smooth(), [small(2)], steps=ODIN(epsilon=0.1, std=std).steps())
+
+
+class Whole(Smooth):
+    @torch.no_grad()
+    def forward(self, images):
+        return super().forward(images)
+
+
+class Frozen(Smooth):
+    """The body under no_grad, as in a linear probe: only the head has gradients."""
+
+    def hidden(self, images):
+        with torch.no_grad():
+            return super().hidden(images)
+
+
+class Detached(Smooth):
+    def hidden(self, images):
+        return super().hidden(images).detach()
+
+
+@pytest.mark.parametrize("make", [Whole, Frozen, Detached])
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_model_that_blocks_gradients_to_its_input_is_refused(make, trainable):
+    model = seeded(make).double().requires_grad_(trainable)
+    with pytest.raises(HeadError, match=f"{make.__name__} passes no gradient to its input"):
+        perturb(model, small(2), sharpness, 0.1)
+    with pytest.raises(HeadError, match="passes no gradient"):
+        extract(model, [small(2)], steps=ODIN(epsilon=0.1).steps())
+
+
+def test_a_layer_that_does_not_exist_is_refused():
+    with pytest.raises(ArgumentError, match="nowhere"):
+        perturb(smooth(), small(2), sharpness, 0.1, layers=["nowhere"])
+
+
+# The model is left exactly as it was ------------------------------------------------------------------
+
+
+def fails(columns):
+    raise RuntimeError("the objective failed")
+
+
+def missing_column(columns):
+    return columns["no such column"]
+
+
+def backward_passes(objective):
+    """Everything that runs a backward pass."""
+    step = Step("s", objective, 0.1)
+    return {
+        "perturb": lambda model: perturb(model, pictures(6), objective, 0.1),
+        "extract": lambda model: extract(model, batched(12, 6), steps=[step]),
+        "extract after": lambda model: extract(model, batched(12, 6), steps=[*ODIN(epsilon=0.1).steps(), step]),
+    }
+
+
+@pytest.mark.parametrize("caller", ["perturb", "extract", "extract after"])
+@pytest.mark.parametrize(
+    ("objective", "error"),
+    [(sharpness, None), (fails, RuntimeError), (missing_column, KeyError)],
+    ids=["complete", "error in the objective", "missing column"],
+)
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_model_is_left_as_it_was(caller, objective, error, mode):
+    model = lived_in()
+    grad = model.body.conv2.weight.grad.clone()
+    with torch.set_grad_enabled(mode):
+        before, weights = portrait(model), numbers(model)
+        run = backward_passes(objective)[caller]
+        if error is None:
+            run(model)
+        else:
+            with pytest.raises(error):
+                run(model)
+        assert portrait(model) == before
+        assert torch.is_grad_enabled() is mode
+    assert torch.equal(model.body.conv2.weight.grad, grad)
+    for key, tensor in numbers(model).items():
+        assert torch.equal(tensor, weights[key]), key
+
+
+def test_the_model_is_left_as_it_was_by_fgsm_and_tuning():
+    model, loader = lived_in(), batched(20, 10)
+    before, weights = portrait(model), numbers(model)
+    fgsm(model, *loader[0])
+    tune([ODIN()], model, loader)
+    assert portrait(model) == before
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in numbers(model).items())
+
+
+def test_hooks_on_parameters_are_not_called():
+    model = smooth()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: pytest.fail("a parameter was given a gradient"))
+    extract(model, [small(4)], steps=ODIN(epsilon=0.1).steps())
+    assert model.backwards == [4]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_caller_in_inference_mode_gets_the_same_result(own):
+    model, images = smooth(), small(4)
+    want = extract(model, [images], steps=ODIN(epsilon=0.1).steps())
+    with torch.inference_mode():
+        given = small(4) if own else images
+        got = extract(model, [given], steps=ODIN(epsilon=0.1).steps())
+        moved = perturb(model, given, sharpness, 0.1)
+    for name, column in want.layers.items():
+        assert torch.equal(got.layers[name], column)
+    assert torch.equal(moved, perturb(model, images, sharpness, 0.1))
+
+
+# Passes through extract -------------------------------------------------------------------------------
+
+
+def after_a_step(model, images, epsilon, temperature):
+    """ODIN's step with plain autograd; logits may be off by a constant, which the softmax ignores."""
+
+    def raw(inputs):
+        output = model(inputs)
+        output = output["logits"] if isinstance(output, dict) else output
+        return output.log() if isinstance(model, networks.Softmax) else output
+
+    leaf = images.clone().requires_grad_()
+    logits = raw(leaf)
+    loss = F.cross_entropy(logits / temperature, logits.argmax(dim=1), reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return (raw(images - epsilon * gradient.sign()) / temperature).log_softmax(dim=1).amax(dim=1).detach()
+
+
+HEADS = (
+    *("Net", "NoBias", "Tied", "Matmul", "Addmm", "ConvAfterPool", "ConvBeforePool", "Scaled", "Offset", "InPlace"),
+    *("TwoHeads", "Softmax", "LogSoftmax", "ReturnsDict", "WeightNormed", "Transformer", "FunctionalTransformer"),
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*returns probabilities")
+@pytest.mark.parametrize("name", HEADS)
+def test_steps_work_through_heads_of_every_kind(name):
+    model, images = seeded(getattr(networks, name)).double().eval(), pictures(7).double()
+    detector = ODIN(temperature=2.0, epsilon=0.05)
+    features = extract(model, [images], steps=detector.steps())
+    want = after_a_step(model, images, 0.05, 2.0)
+    torch.testing.assert_close(detector.score(features).double(), want, rtol=1e-5, atol=1e-5)
+    unmoved = ODIN(temperature=2.0, epsilon=0.0).score(features)
+    assert bool((detector.score(features) >= unmoved).all())
+    assert not torch.allclose(detector.score(features), unmoved, rtol=1e-3), "the test distinguishes them"
+
+
+def test_the_plain_columns_are_those_of_a_pass_without_steps():
+    model = smooth(dtype=torch.float32)
+    loader = [(small(9, dtype=torch.float32), classes_of(9))]
+    same(extract(model, loader), without_layers(extract(model, loader, steps=ODIN(epsilon=0.1).steps())))
+
+
+def without_layers(features):
+    return Features(features.embedding, logits=features.logits, labels=features.labels, head=features.head)
+
+
+def test_a_step_keeps_the_requested_column():
+    model, images = smooth(), small(5)
+    steps = [Step(keep, sharpness, 0.3, keep=keep) for keep in ("logits", "embedding", "layer.first")]
+    features = extract(model, [images], steps=steps, layers=["first"])
+    after = perturb(model, images, sharpness, 0.3)
+    for step in steps:
+        assert features.holds(step.column)
+        np.testing.assert_allclose(
+            features.column(step.column), plain(model, step.keep)(after.numpy()), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_without_steps_there_is_no_backward_pass():
+    model = smooth()
+    with torch.no_grad():
+        columns = run_with_steps(ForwardPass(model, False), small(6), []).columns
+    assert list(columns) == ["logits"]
+    assert (model.forwards, model.backwards) == ([6], [])
+
+
+# Stores -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_shards(monkeypatch):
+    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+
+
+def loader_of(rows=12, batch=4):
+    return list(zip(small(rows).split(batch), classes_of(rows).split(batch), strict=True))
+
+
+def same_columns(one, other):
+    same(one, other)
+    for name, column in one.layers.items():
+        assert torch.equal(column, other.layers[name]), name
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_a_store_has_the_steps_and_a_second_extraction_runs_nothing(tmp_path):
+    model, steps = smooth(), steps_of([ODIN(epsilon=0.1), ODIN(epsilon=0.2)])
+    first = extract(model, loader_of(), steps=steps, store=tmp_path / "s")
+    same_columns(first, extract(smooth(), loader_of(), steps=steps))
+    assert set(first.layers) == {step.name for step in steps}
+    model.forwards.clear()
+    same_columns(extract(model, loader_of(), steps=steps, store=tmp_path / "s"), first)
+    assert model.forwards == []
+
+
+@pytest.mark.usefixtures("tiny_shards")
+def test_an_interrupted_extraction_continues_after_its_last_shard(tmp_path):
+    def interrupted():
+        yield from loader_of()[:2]
+        raise KeyboardInterrupt
+
+    model, steps = smooth(), ODIN(epsilon=0.1).steps()
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, interrupted(), steps=steps, store=tmp_path / "s", head=False)
+    model.forwards.clear()
+    resumed = extract(model, loader_of(), steps=steps, store=tmp_path / "s", head=False)
+    assert model.forwards == [4, 4], "only the last batch, before and after its step"
+    same_columns(resumed, extract(model, loader_of(), steps=steps, head=False))
+
+
+def test_a_store_with_other_steps_is_refused(tmp_path):
+    model, detector = smooth(dtype=torch.float32), Mahalanobis(epsilon=0.1)
+    loader = [(small(20, dtype=torch.float32), classes_of(20))]
+    stores = {"odin": ODIN(epsilon=0.1), "mahalanobis": fitted(model, detector)}
+    for name, one in stores.items():
+        extract(model, loader, steps=one.steps(), store=tmp_path / name)
+    refit = fitted(model, copy.deepcopy(detector), rows=60)
+    assert [step.name for step in refit.steps()] == [step.name for step in detector.steps()]
+    extract(model, loader, steps=fitted(model, copy.deepcopy(detector)).steps(), store=tmp_path / "mahalanobis")
+    wrong = [
+        ("odin", ODIN(epsilon=0.2).steps()),
+        ("odin", ODIN(temperature=10.0, epsilon=0.1).steps()),
+        ("odin", ODIN(epsilon=0.1, std=(0.5, 0.5, 0.5)).steps()),
+        ("odin", ()),
+        ("mahalanobis", refit.steps()),
+        ("mahalanobis", fitted(model, Mahalanobis(epsilon=0.1, std=(0.5, 0.5, 0.5))).steps()),
+    ]
+    for name, steps in wrong:
+        with pytest.raises(FileError, match="another steps"):
+            extract(model, loader, steps=steps, store=tmp_path / name)
+
+
+def test_a_store_without_steps_is_refused_when_steps_are_wanted(tmp_path):
+    extract(smooth(), loader_of(), store=tmp_path / "s")
+    with pytest.raises(FileError, match="another steps"):
+        extract(smooth(), loader_of(), steps=ODIN(epsilon=0.1).steps(), store=tmp_path / "s")
+
+
+# Adversarial images ---------------------------------------------------------------------------------
+
+
+def losses(model, images, labels):
+    with torch.no_grad():
+        return F.cross_entropy(model(images), labels, reduction="none")
+
+
+def test_adversarial_images_raise_the_loss_and_stay_in_bounds():
+    model, images, labels = smooth(), small(CPU_ROWS + 20), classes_of(CPU_ROWS + 20)
+    adversarial = fgsm(model, images, labels)
+    raised = losses(model, adversarial, labels) > losses(model, images, labels)
+    assert float(raised.double().mean()) > 0.95
+    assert float((adversarial - images).abs().max()) <= 0.05 + 1e-12
+    for channel in range(3):
+        mine, theirs = images[:, channel], adversarial[:, channel]
+        assert mine.min() <= theirs.min()
+        assert theirs.max() <= mine.max()
+    bounds = torch.full((1, 3, 1, 1), -0.5, dtype=torch.float64), torch.full((1, 3, 1, 1), 0.25, dtype=torch.float64)
+    inside = fgsm(model, images, labels, bounds=bounds)
+    assert (float(inside.min()), float(inside.max())) == (-0.5, 0.25)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.4])
+def test_adversarial_images_agree_with_finite_differences(size):
+    # more than one batch, so that every batch must use its own labels
+    model, images, labels = smooth(), small(CPU_ROWS + 4), classes_of(CPU_ROWS + 4)
+    low, high = images.numpy().min(axis=(0, 2, 3)), images.numpy().max(axis=(0, 2, 3))
+    network, want = plain(model), []
+    for image, label in zip(images.numpy(), labels.tolist(), strict=True):
+
+        def loss(rows, label=label):
+            logits = network(rows)
+            return np.log(np.exp(logits - logits[:, [label]]).sum(axis=1))
+
+        want.append(slow.fgsm(loss, image, size, low, high))
+    np.testing.assert_allclose(fgsm(model, images, labels, size=size), np.stack(want), atol=1e-12)
+
+
+def test_adversarial_images_need_no_linear_head():
+    model, images, labels = deconf(), small(12), classes_of(12)
+    assert bool((losses(model, fgsm(model, images, labels), labels) > losses(model, images, labels)).any())
+
+
+def test_bounds_are_per_channel():
+    images = small(6)
+    low, high = channel_bounds(images)
+    assert low.shape == high.shape == (1, 3, 1, 1)
+    for channel in range(3):
+        assert low[0, channel, 0, 0] == images[:, channel].min()
+        assert high[0, channel, 0, 0] == images[:, channel].max()
+    assert channel_bounds(images.flatten(1))[0].shape == (1, 75)

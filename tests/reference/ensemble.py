@@ -1,0 +1,105 @@
+"""Rank ensembles written out score by score: which rows are held out, ranks among them, and how ranks are combined."""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from oodles.detectors import Detector
+from oodles.features import Features
+
+TAIL = 0.01
+"""Below this rank Fisher's logarithm is continued by the distance from the reference scores."""
+
+
+def row_keys(rows: torch.Tensor) -> list[int]:
+    """A 64-bit number from the float32 bits of each row, in Python's integers."""
+    generator = torch.Generator().manual_seed(rows.shape[1])
+    factors = [2 * value + 1 for value in torch.randint(1 << 61, (rows.shape[1],), generator=generator).tolist()]
+    return [_row_key(row, factors) for row in rows.tolist()]
+
+
+def _row_key(row: list[float], factors: list[int]) -> int:
+    key = 0
+    for value, factor in zip(row, factors, strict=True):
+        (bits,) = struct.unpack("<i", struct.pack("<f", value))
+        key = _signed(key + bits * factor)
+    key = _signed((key ^ (key >> 31)) * -7046029254386353131)
+    return key ^ (key >> 29)
+
+
+def _signed(value: int) -> int:
+    """The value as a 64-bit integer that has overflowed."""
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def is_held_out(features: Features, per_thousand: int = 200) -> torch.Tensor:
+    """Which rows an ensemble holds out, by the keys of the embedding, or of the logits if there is no embedding."""
+    return torch.tensor([key % 1000 < per_thousand for key in keys_of(features)])
+
+
+def keys_of(features: Features) -> list[int]:
+    """The keys that decide which rows are held out."""
+    return row_keys(features.column("embedding" if features.holds("embedding") else "logits").float())
+
+
+def split(features: Features) -> tuple[Features, Features]:
+    """The rows that members learn from, and the rows held out for ranks."""
+    held_out = is_held_out(features)
+    return features[(~held_out).nonzero()[:, 0]], features[held_out.nonzero()[:, 0]]
+
+
+def reference_quantiles(scores: Sequence[float]) -> list[float]:
+    """Evenly spaced quantiles, each interpolated between two of the sorted scores."""
+    ordered = sorted(scores)
+    count = min(101, max(2, len(ordered) // 4))
+    found = []
+    for place in range(count):
+        at = place / (count - 1) * (len(ordered) - 1)
+        low = min(int(at), len(ordered) - 2)
+        found.append(ordered[low] + (at - low) * (ordered[low + 1] - ordered[low]))
+    return found
+
+
+def rank(score: float, reference: Sequence[float]) -> float:
+    """Where one score lies among sorted reference scores, with a bounded continuation at both ends."""
+    if math.isnan(score):
+        return math.nan
+    first, last = reference[0], reference[-1]
+    inside = min(max(score, first), last)
+    equal = [place for place, value in enumerate(reference) if value == inside]
+    above = sum(value < inside for value in reference)
+    if equal:
+        placed = sum(equal) / len(equal)
+    else:
+        placed = above - 1 + (inside - reference[above - 1]) / (reference[above] - reference[above - 1])
+    placed /= len(reference) - 1
+    if math.isinf(score):
+        return placed + math.copysign(0.5, score)
+    beyond = (score - inside) / max(last - first, 1e-6 * max(map(abs, reference)), 1e-30)
+    return placed + 0.5 * beyond / (1 + abs(beyond))
+
+
+def log_rank(rank_: float) -> float:
+    """The logarithm of a rank, continued below ``TAIL``, where it would run off to minus infinity."""
+    return math.log(rank_) if rank_ >= TAIL else math.log(TAIL) - math.log(1 + (TAIL - rank_) / TAIL)
+
+
+def reduce(ranks: Sequence[float], reduction: str) -> float:
+    """The members' ranks of one row as one score."""
+    if reduction == "min":
+        return min(ranks)
+    values = [log_rank(each) for each in ranks] if reduction == "fisher" else ranks
+    return sum(values) / len(values)
+
+
+def scores(members: Sequence[Detector], held_out: Features, test: Features, reduction: str) -> list[float]:
+    """The ensemble's scores of ``test``, from members that are fitted already."""
+    references = [reference_quantiles(member.score(held_out).double().tolist()) for member in members]
+    columns = [member.score(test).double().tolist() for member in members]
+    return [
+        reduce([rank(score, reference) for score, reference in zip(row, references, strict=True)], reduction)
+        for row in zip(*columns, strict=True)
+    ]

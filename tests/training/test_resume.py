@@ -1,0 +1,153 @@
+"""Resuming: runs that were killed or ran out of disk space end with the same bits as uninterrupted ones."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.networks import one_thread  # noqa: F401
+from support.training_runs import (
+    ENVIRONMENT,
+    QUIET,
+    WORKER,
+    contents,
+    metrics_of,
+    same_weights,
+    states,
+    untimed,
+    weights_of,
+)
+from support.training_worker import UNEVEN, Stateful, Tiny, coloured, network
+
+from oodles.errors import FileError
+from oodles.models import load_checkpoint
+from oodles.training import train
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """What the worker writes if nothing happens to it."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    train(network(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, **QUIET)
+    return folder
+
+
+def check_resumed(uninterrupted, folder):
+    """Resume the worker's run in this process and compare all that it writes."""
+    metrics = train(network(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, resume=True, **QUIET)
+    assert untimed(metrics) == untimed(metrics_of(folder)) == untimed(metrics_of(uninterrupted))
+    assert same_weights(weights_of(folder), weights_of(uninterrupted))
+    assert states(folder) == states(uninterrupted)
+
+
+@pytest.mark.parametrize("file", ["state", "weights", "training"])
+def test_a_run_killed_while_writing_is_resumed(uninterrupted, tmp_path, file):
+    done = subprocess.run([sys.executable, WORKER, tmp_path, "kill", file], env=ENVIRONMENT, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob(f".{file}*")), "killed in the middle of writing"
+    load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
+    check_resumed(uninterrupted, tmp_path)
+
+
+def test_files_left_by_a_kill_before_the_cleanup_are_deleted_on_resuming(uninterrupted, tmp_path):
+    done = subprocess.run(
+        [sys.executable, WORKER, tmp_path, "untidy", "state"], env=ENVIRONMENT, timeout=300, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert len(states(tmp_path)) == 2
+    check_resumed(uninterrupted, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["state", "weights", "training"])
+def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(uninterrupted, tmp_path, file):
+    done = subprocess.run(
+        [sys.executable, WORKER, tmp_path, "fill", file],
+        env=ENVIRONMENT,
+        timeout=300,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert not list(tmp_path.glob(".*")), "no half-written file is left"
+    load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
+    assert done.stderr.splitlines()[-1] == (
+        f"oodles.errors.FileError: the checkpoint of epoch 2 cannot be written to {tmp_path} (File too large); "
+        "the checkpoint of epoch 1 is kept; free some space and continue with --resume"
+    )
+    check_resumed(uninterrupted, tmp_path)
+
+
+def test_resuming_a_finished_run_returns_its_metrics(uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    model = network(Stateful)
+    metrics = train(model, coloured(), out=tmp_path / "run", recipe=UNEVEN, seed=5, resume=True, **QUIET)
+    assert metrics == metrics_of(uninterrupted)
+    assert same_weights({**model.state_dict()}, weights_of(uninterrupted))
+    assert contents(tmp_path / "run") == before
+
+
+def test_resuming_in_an_empty_folder_starts_a_new_run(uninterrupted, tmp_path):
+    check_resumed(uninterrupted, tmp_path / "new")
+
+
+OTHER = {
+    "recipe": {"recipe": replace(UNEVEN, learning_rate=0.06)},
+    "seed": {"seed": 6},
+    "data": {"data": coloured(seed=9)},
+    "network": {"model": Tiny()},
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_different_run_is_not_resumed(uninterrupted, what):
+    given = {"model": Stateful(), "data": coloured(), "recipe": UNEVEN, "seed": 5, **OTHER[what]}
+    before = contents(uninterrupted)
+    with pytest.raises(
+        FileError, match=f"{uninterrupted} holds a run with a different {what}; .*another folder"
+    ) as caught:
+        train(given.pop("model"), given.pop("data"), out=uninterrupted, resume=True, **given, **QUIET)
+    assert "\n" not in str(caught.value)
+    assert contents(uninterrupted) == before
+
+
+def test_a_run_is_not_overwritten(uninterrupted):
+    before = contents(uninterrupted)
+    with pytest.raises(FileError, match=r"already holds a training run; resume it \(--resume\)"):
+        train(Stateful(), coloured(), out=uninterrupted, recipe=UNEVEN, seed=5, **QUIET)
+    assert contents(uninterrupted) == before
+
+
+def flip_last_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def change_loss(path):
+    record = json.loads(path.read_text())
+    record["metrics"][0]["loss"] = 0.0
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("state-*.safetensors", flip_last_byte, "altered or truncated"),
+        ("state-*.safetensors", Path.unlink, "cannot be read"),
+        ("training.json", change_loss, "altered after it was written"),
+        ("training.json", lambda path: path.write_text("{"), "not readable JSON"),
+    ],
+    ids=["state altered", "state missing", "record altered", "record cut"],
+)
+def test_a_damaged_run_is_not_resumed(uninterrupted, tmp_path, file, damage, message):
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    (path,) = (tmp_path / "run").glob(file)
+    damage(path)
+    with pytest.raises(FileError, match=message):
+        train(Stateful(), coloured(), out=tmp_path / "run", recipe=UNEVEN, seed=5, resume=True, **QUIET)
