@@ -1,1 +1,1 @@
-"""Speed and memory, ours beside the obvious way to do the same; every figure is a ratio within one run."""
+"""Speed and memory compared with the obvious way to do the same; every number is a ratio within one run."""

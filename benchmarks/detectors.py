@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from benchmarks.dice import high_water_mark
+from benchmarks.dice import peak_bytes
 from oodles.detectors import detector_list, fit_together
 from oodles.features import Features, Head
 
@@ -14,7 +14,7 @@ TRAIN, TEST, WIDTH, CLASSES = 50_000, 60_000, 342, 10
 
 
 def example(rows: int, seed: int) -> Features:
-    """Rows of a ReLU network's shape: non-negative, mostly near zero, classes apart."""
+    """Rows like those of a ReLU network: non-negative, mostly near zero, classes separated."""
     shared = torch.Generator().manual_seed(0)
     centres = torch.rand(CLASSES, WIDTH, generator=shared) ** 4
     weight = centres - centres.mean(dim=0)
@@ -25,11 +25,11 @@ def example(rows: int, seed: int) -> Features:
 
 
 def measure() -> None:
-    """Print a line a detector and the totals; run in a process of its own, whose memory is then its own too."""
+    """Print one line per detector and the totals; run in a separate process, so that its memory use can be measured."""
     train, test = example(TRAIN, 1), example(TEST, 2)
     detectors = detector_list()
     fit_together(detectors[:1], train[:1000])
-    before = high_water_mark()
+    before = peak_bytes()
     began = time.perf_counter()
     seconds = {}
     for detector in detectors:
@@ -42,7 +42,7 @@ def measure() -> None:
     for spec, (fit, score) in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
         print(f"{spec:40} fit {fit:6.2f} s  score {score:6.2f} s  {100 * (fit + score) / total:5.1f} %")
     print(f"{len(detectors)} detectors, {TRAIN:,} rows to fit and {TEST:,} to score: {total:.1f} s")
-    print(f"peak memory beyond the data: {(high_water_mark() - before) / 1e9:.2f} GB")
+    print(f"peak memory beyond the data: {(peak_bytes() - before) / 1e9:.2f} GB")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""DICE at ImageNet size (C = 1000, m = 2048) beside the dense energy and the broadcast form of other tools."""
+"""DICE at ImageNet size (C = 1000, m = 2048), compared with dense energy and the broadcast form of other tools."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ CLASSES, WIDTH, ROWS, BROADCAST_ROWS = 1000, 2048, 4096, 32
 
 
 def example(rows: int) -> Features:
-    """Features of the size of a ResNet-50's, with logits left to the head."""
+    """Features of the size of a ResNet-50's; logits are computed from the head."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(CLASSES, WIDTH, generator=generator) * 0.03
     embedding = torch.randn(rows, WIDTH, generator=generator).relu()
@@ -41,25 +41,25 @@ def speed() -> dict[str, float]:
 
 
 def peak_memory(rows: int = 16384) -> float:
-    """Peak memory of scoring beyond what was there before, as a multiple of the logits' size; own process."""
+    """Additional peak memory of scoring, as a multiple of the size of the logits; measured in a separate process."""
     code = f"from benchmarks.dice import measure_peak; measure_peak({rows})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     return float(done.stdout)
 
 
 def measure_peak(rows: int) -> None:
-    """Print the growth of the high-water mark while ``rows`` rows are scored, over the size of their logits."""
+    """Print by how much peak memory grows while ``rows`` rows are scored, divided by the size of their logits."""
     features = example(rows)
     detector = DICE(p=0.7).fit(features)
     detector.score(features[:64])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark so far
-    before = high_water_mark()
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    before = peak_bytes()
     detector.score(features)
-    print((high_water_mark() - before) / (rows * CLASSES * 4))
+    print((peak_bytes() - before) / (rows * CLASSES * 4))
 
 
-def high_water_mark() -> int:
-    """The most memory this process has held, in bytes (Linux)."""
+def peak_bytes() -> int:
+    """The peak memory of this process in bytes (Linux)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 

@@ -1,10 +1,10 @@
-"""``extract`` beside a plain loop of large NCHW batches, on the paper's DenseNet with random weights."""
+"""``extract`` compared with a plain loop over large NCHW batches, on the paper's DenseNet with random weights."""
 
 import torch
 
 from benchmarks.timing import paired
-from oodles.extraction import extract
 from oodles.models import densenet101
+from oodles.network.extraction import extract
 
 ROWS = 256
 

@@ -1,4 +1,4 @@
-"""All metrics of a million ID and a million OOD scores beside one ``numpy.sort`` of both."""
+"""All metrics of a million ID and a million OOD scores, compared with one ``numpy.sort`` of both."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from oodles.metrics import evaluate
 
 
 def ratio(dtype: type[np.floating], size: int = 1_000_000) -> float:
-    """Time of ``evaluate`` over the time of one sort of the same scores."""
+    """The time of ``evaluate`` divided by that of one sort of the same scores."""
     generator = np.random.default_rng(0)
     ids, oods = generator.normal(1, 1, size).astype(dtype), generator.normal(0, 1, size).astype(dtype)
     both = np.concatenate([ids, oods])

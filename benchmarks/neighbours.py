@@ -1,4 +1,4 @@
-"""KNN's exact search beside the exact search of faiss (``pip install faiss-cpu``), on the same rows."""
+"""KNN's exact search compared with the exact search of faiss (``pip install faiss-cpu``), on the same rows."""
 
 import torch
 from torch.nn import functional as F
@@ -9,11 +9,11 @@ from oodles.features import Features
 
 QUERIES = 8192
 CASES = ((342, 10_000, 10), (342, 50_000, 50), (2048, 10_000, 10), (342, 10_000, 1000))
-"""Width of the embedding, rows to search, neighbours wanted."""
+"""Width of the embedding, number of rows to search, number of neighbours."""
 
 
 def ratio(width: int, bank: int, k: int) -> float:
-    """The time of faiss over that of KNN."""
+    """The time of faiss divided by that of KNN."""
     import faiss
 
     generator = torch.Generator().manual_seed(0)

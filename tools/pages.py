@@ -1,0 +1,22 @@
+"""Pages under ``docs/``: their prose is a Markdown template in ``docs/templates``, the scripts fill in what they measured."""
+
+from pathlib import Path
+from string import Formatter
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def fill(template: str, /, **values: object) -> str:
+    """The text of a template with every ``{placeholder}`` replaced; a value without a placeholder is an error."""
+    text = (DOCS / "templates" / f"{template}.md").read_text()
+    unused = values.keys() - {name for _, name, _, _ in Formatter().parse(text)}
+    if unused:
+        raise KeyError(f"the template {template} has no placeholder for {', '.join(sorted(unused))}")
+    return text.format(**values)
+
+
+def write_page(name: str, /, **values: object) -> None:
+    """Fill in the template of a page and write the page."""
+    path = DOCS / f"{name}.md"
+    path.write_text(fill(name, **values))
+    print(f"written: {path}")
