@@ -119,6 +119,13 @@ def test_head_checks_its_parts():
         Head(torch.zeros(2, 4), torch.tensor([0.0, float("nan")]))
 
 
+def test_a_head_may_be_made_of_numpy_arrays():
+    head = Head(np.eye(3, dtype=np.float32), np.zeros(3, dtype=np.float32))
+    assert torch.equal(head(torch.ones(1, 3)), torch.ones(1, 3))
+    assert Head(np.eye(3)).weight.dtype == torch.float64
+    assert len(Features(np.ones((5, 3), dtype=np.float32), head=head)) == 5
+
+
 def test_numpy_arrays_are_accepted():
     embedding = np.random.default_rng(0).random((5, 3), dtype=np.float32)
     features = Features(embedding, head=Head(torch.eye(3)))
@@ -138,8 +145,17 @@ def test_logits_are_computed_from_the_head_if_they_are_not_given():
 
 
 def test_logits_that_are_given_are_kept_as_they_are():
-    logits = rand(5, CLASSES, seed=8)
+    logits = make_head()(rand(5, WIDTH)) * (1 + 1e-4)  # as a network in lower precision gives them
     assert torch.equal(Features(rand(5, WIDTH), logits=logits, head=make_head()).logits, logits)
+
+
+def test_logits_that_the_head_does_not_give_are_refused():
+    embedding, head = rand(100, WIDTH), make_head()
+    for other in (make_head(seed=5)(embedding), head(embedding).flip(0), head(embedding) + 1):
+        with pytest.raises(DataError, match="the head does not give these logits from these embeddings"):
+            Features(embedding, logits=other, head=head)
+    half = head.to(dtype=torch.float16).to(dtype=torch.float32)(embedding)
+    assert len(Features(embedding, logits=half, head=head)) == 100
 
 
 def test_logits_alone():

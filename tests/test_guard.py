@@ -13,6 +13,7 @@ from support.snapshots import portrait
 from torch import nn
 
 from oodles.calibration import Threshold, calibrate
+from oodles.data.transforms import Transform
 from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, ReAct, parse
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
 from oodles.files import write_record
@@ -274,6 +275,37 @@ def test_fit_needs_enough_rows_to_hold_some_out():
 # Invalid arguments --------------------------------------------------------------------------------
 
 
+def test_fit_takes_a_detector_as_text_and_checks_its_arguments_before_the_network_runs():
+    runs = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
+    model.register_forward_hook(lambda *_: runs.append(1))
+    for wrong in ({"id_rate": 95}, {"detector": "nonsense"}, {"detector": 3}):
+        with pytest.raises(ArgumentError):
+            Guard.fit(model, [torch.rand(200, 3, 8, 8)], **wrong)
+    assert runs == []
+    guard = Guard.fit(model, [torch.rand(200, 3, 8, 8)], detector="energy")
+    assert guard.detector.spec == "energy"
+
+
+def test_a_single_image_without_a_batch_dimension_is_refused():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+    guard = Guard.fit(model, [torch.rand(200, 3, 8, 8)], detector="energy")
+    with pytest.raises(
+        DataError, match=re.escape("one image (3, 8, 8) was given; add a batch dimension: guard(image[")
+    ):
+        guard(torch.rand(3, 8, 8))
+
+
+def test_preprocessing_is_kept_from_fit_to_load(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval()
+    transform = Transform(8, 10, (0.5,) * 3, (0.25,) * 3)
+    guard = Guard.fit(model, [torch.rand(200, 3, 8, 8)], detector="energy", preprocessing=transform)
+    guard.save(tmp_path / "guard")
+    assert Guard.load(tmp_path / "guard", model).preprocessing == transform.as_record()
+    assert Transform.from_record(guard.preprocessing) == transform
+    assert Guard(model, guard.detector, guard.threshold, preprocessing=guard.preprocessing).preprocessing is not None
+
+
 def test_it_needs_images_and_embeddings():
     guard, _ = guarded()
     with pytest.raises(DataError, match="no images"):
@@ -296,6 +328,17 @@ def test_a_detector_of_another_width_is_refused():
     message = re.escape(f"{(WIDTH, CLASSES)}, this model has {(16, CLASSES)}")
     with pytest.raises(ShapeError, match=message):
         other(pictures(3))
+
+
+def test_a_model_with_another_head_of_the_same_shape_is_refused():
+    """The detector would score the embeddings of one model with what it learned from another."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    guard = Guard.fit(model, [torch.rand(200, 3, 8, 8)], detector="dice(0.5)")
+    retrained = copy.deepcopy(model)
+    nn.init.normal_(retrained[3].weight)
+    with pytest.raises(ShapeError, match="was fitted on features of another head"):
+        Guard(retrained, guard.detector, guard.threshold)(torch.rand(2, 3, 8, 8))
+    assert len(Guard(copy.deepcopy(model), guard.detector, guard.threshold)(torch.rand(2, 3, 8, 8)).score) == 2
 
 
 def test_a_model_without_a_linear_head_takes_logit_detectors_only():

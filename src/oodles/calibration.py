@@ -44,6 +44,12 @@ class Threshold:
         return scores >= self.value
 
 
+def check_id_rate(id_rate: float) -> None:
+    """Raise unless ``id_rate`` is a fraction."""
+    if not 0 < id_rate < 1:
+        raise ArgumentError(f"id_rate={id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
+
+
 def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Threshold:
     """The largest threshold that accepts a new ID input with probability at least ``id_rate``.
 
@@ -58,8 +64,7 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     scores = np.asarray(id_scores.detach().cpu().double().numpy() if isinstance(id_scores, Tensor) else id_scores)
     if scores.dtype.kind not in "fiu":
         raise DataError(f"ID scores must be numbers, got {scores.dtype}")
-    if not 0 < id_rate < 1:
-        raise ArgumentError(f"id_rate={id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
+    check_id_rate(id_rate)
     if scores.ndim != 1 or len(scores) == 0:
         raise DataError(f"ID scores must be a non-empty, one-dimensional array, got shape {scores.shape}")
     bad = np.flatnonzero(~np.isfinite(scores))

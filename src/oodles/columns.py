@@ -11,6 +11,7 @@ from oodles.errors import DataError, ShapeError
 Columns = dict[str, Tensor]
 """Tensors by column name: ``embedding``, ``logits``, ``labels`` and ``layer.<name>``, one row per image."""
 
+LOGITS_TOLERANCE = 2e-2  # of the largest logit; half precision stays below it
 LAYER = "layer."  # prefix of the columns that hold activations of inner layers, and what is kept after an input step
 
 
@@ -36,6 +37,16 @@ def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
             raise ShapeError(f"{name} has width {columns[name].shape[1]}, but the head needs {want}")
     if "labels" in columns:
         _check_labels(columns["labels"], classes)
+
+
+def check_logits(expected: Tensor, logits: Tensor) -> None:
+    """Raise unless given logits are those that the head computes from the embedding, up to half precision."""
+    gap = float((expected.double() - logits.double()).abs().max()) / max(1e-2, float(logits.double().abs().max()))
+    if gap > LOGITS_TOLERANCE:
+        raise DataError(
+            f"the head does not give these logits from these embeddings (relative error {gap:.2g}); do embedding, "
+            "logits and head come from the same model?"
+        )
 
 
 def to_storage(columns: Columns, dtype: torch.dtype) -> Columns:

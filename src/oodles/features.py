@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from oodles.columns import LAYER, Columns, check_columns, fingerprint, to_storage
+from oodles.columns import LAYER, Columns, check_columns, check_logits, fingerprint, to_storage
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.store import Store, Writer
 
@@ -30,6 +30,8 @@ class Head:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name, part in self.tensors().items():
+            object.__setattr__(self, name, torch.as_tensor(part))  # from NumPy too
         if self.weight.ndim != 2:
             raise ShapeError(f"a head's weight is (classes, width), got shape {tuple(self.weight.shape)}")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
@@ -60,6 +62,11 @@ class Head:
     def full_bias(self) -> Tensor:
         """The bias, or zeros if there is none."""
         return torch.zeros_like(self.weight[:, 0]) if self.bias is None else self.bias
+
+    def probe(self) -> Tensor:
+        """The logits ``(C,)`` of a fixed pseudo-random embedding, by which heads are told apart in any precision."""
+        embedding = torch.rand(self.width, generator=torch.Generator().manual_seed(0))
+        return self.weight.detach().cpu().float() @ embedding + self.full_bias().detach().cpu().float()
 
     def tensors(self) -> dict[str, Tensor]:
         """The weight and, if there is one, the bias, by name."""
@@ -169,8 +176,7 @@ class Features:
     Values are validated once, here; afterwards a ``Features`` never changes. One that was loaded
     from disk is memory-mapped: :meth:`batches`, slices and :meth:`split` read only the rows they return.
 
-    >>> head = Head(torch.eye(2))
-    >>> Features(torch.ones(3, 2), head=head, labels=torch.tensor([0, 1, 1]))
+    >>> Features(torch.ones(3, 2), head=Head(torch.eye(2)), labels=torch.tensor([0, 1, 1]))
     Features(rows=3, width=2, classes=2, labels=yes)
     """
 
@@ -190,8 +196,10 @@ class Features:
         for name, activation in (layers or {}).items():
             columns[LAYER + name] = activation
         check_columns(columns, None if head is None else head.shape)
-        rows = len(next(iter(columns.values())))
-        self._build([_InMemory(rows, columns)], columns, head)
+        if head is not None and {"embedding", "logits"} <= columns.keys():
+            rows = torch.linspace(0, len(columns["logits"]) - 1, 16).long()
+            check_logits(head(columns["embedding"][rows].to(head.weight.device)).cpu(), columns["logits"][rows].cpu())
+        self._build([_InMemory(len(next(iter(columns.values()))), columns)], columns, head)
 
     def _build(self, blocks: Sequence[Block], names: Iterable[str], head: Head | None) -> None:
         self._blocks = tuple(blocks)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from oodles.calibration import Threshold, calibrate
+from oodles.calibration import Threshold, calibrate, check_id_rate
+from oodles.data.transforms import Transform, preprocessing_record
 from oodles.detectors import Detector, default_detector
-from oodles.detectors.base import INPUTS, check_fitted, extra_columns
+from oodles.detectors.base import INPUTS, check_fitted, check_head, extra_columns
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
+from oodles.detectors.parse import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
 from oodles.files import Record
 from oodles.network.extraction import extract, model_fingerprint
@@ -36,10 +38,19 @@ class Guard(nn.Module):
     The model is kept in eval mode. Its last linear layer is found at the first batch; pass the ``head`` that
     ``extract`` was given, if any. It must have the width that the detector was fitted on. ``is_id`` is
     ``score >= threshold``, and the score of an input whose embedding or logits are not finite is NaN, so
-    such an input is never in-distribution.
+    such an input is never in-distribution. ``preprocessing`` says how images were resized and normalised; it is saved
+    with the guard, so that ``oodles score`` treats images the same way.
     """
 
-    def __init__(self, model: nn.Module, detector: Detector, threshold: Threshold, *, head: HeadName = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        detector: Detector,
+        threshold: Threshold,
+        *,
+        head: HeadName = None,
+        preprocessing: Transform | Record | None = None,
+    ) -> None:
         super().__init__()
         check_fitted(detector)
         if head is False and _needs_head(detector):
@@ -50,7 +61,7 @@ class Guard(nn.Module):
         self.detector = detector
         self.threshold = threshold
         self.head: HeadName = head
-        self.preprocessing: Record | None = None
+        self.preprocessing: Record | None = preprocessing_record(preprocessing)
         self._forward: ForwardPass | None = None
         self.eval()
 
@@ -61,18 +72,21 @@ class Guard(nn.Module):
         train: Iterable[Any],
         *,
         calibration: Iterable[Any] | None = None,
-        detector: Detector | None = None,
+        detector: str | Detector | None = None,
         id_rate: float = 0.95,
         head: HeadName = None,
         device: torch.device | str | None = None,
+        preprocessing: Transform | Record | None = None,
     ) -> "Guard":
         """A guard for ``model`` from ID images alone: fits the detector (the default one if None) and its threshold.
 
         ``train`` are images to fit on, ``calibration`` ID images that the model was not trained on, for the threshold.
         Without them a fifth of the training rows is set aside for that, which accepts fewer new images than asked for,
-        because a network fits its training images better than new ones.
+        because a network fits its training images better than new ones. ``detector`` may be text, such as ``"knn"``;
+        ``preprocessing`` is taken from ``train`` if that is an :class:`oodles.data.loaders.ImageLoader`.
         """
-        chosen = default_detector() if detector is None else detector
+        check_id_rate(id_rate)
+        chosen = default_detector() if detector is None else as_detector(detector)
         if calibration is None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
         layers = layers_of([chosen])
@@ -84,7 +98,8 @@ class Guard(nn.Module):
             chosen.fit(features)
             tune([chosen], model, calibration, head=head, device=device)
             held_out = extract(model, calibration, head=head, device=device, layers=layers, steps=steps_of([chosen]))
-        return cls(model, chosen, calibrate(chosen.score(held_out), id_rate), head=head)
+        threshold = calibrate(chosen.score(held_out), id_rate)
+        return cls(model, chosen, threshold, head=head, preprocessing=preprocessing_record(preprocessing, train))
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
@@ -100,6 +115,8 @@ class Guard(nn.Module):
         """Label, score and decision for each image, from one forward pass plus those of the detector's input steps."""
         if len(images) == 0:
             raise DataError("the guard was given no images; give at least one")
+        if images.ndim == 3 and any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
+            raise DataError(f"one image {tuple(images.shape)} was given; add a batch dimension: guard(image[None])")
         if self.model.training:
             self.model.eval()
         logits, seen = run_with_steps(self._forward_pass(images), images, steps_of([self.detector]))
@@ -112,7 +129,7 @@ class Guard(nn.Module):
         # clipping would make an infinite activation an ordinary one, and +inf would pass every threshold
         finite = torch.stack([torch.isfinite(column).all(dim=1) for column in columns]).all(dim=0)
         score = torch.where(finite, score, torch.nan)
-        return Verdict(logits, logits.argmax(dim=-1), score, self.threshold.is_id(score))
+        return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
 
     def _forward_pass(self, images: Tensor) -> ForwardPass:
         """The last layer is found once; a detector that needs only logits works without it."""
@@ -126,14 +143,16 @@ class Guard(nn.Module):
             if _needs_head(self.detector):
                 raise
             forward = ForwardPass(network, False, layers)
-        shape = self.detector.shape_
-        if shape is not None and forward.located is not None:
-            found = [forward.located.head.width, forward.located.head.classes]
+        shape, found_head = self.detector.shape_, forward.feature_head()
+        if shape is not None and found_head is not None:
+            found = [found_head.width, found_head.classes]
             if shape.tolist() != found:
                 raise ShapeError(
                     f"{self.detector} was fitted on (width, classes) {tuple(shape.tolist())}, this model has "
                     f"{tuple(found)}; fit it on this model's features"
                 )
+        if found_head is not None:
+            check_head(self.detector, found_head)
         self._forward = forward
         return forward
 
@@ -151,9 +170,7 @@ class Guard(nn.Module):
         detector, threshold, record = load_guard(Path(path))
         if record["model"] not in (None, model_fingerprint(model)):
             raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
-        guard = cls(model, detector, threshold, head=record["head"])
-        guard.preprocessing = record["preprocessing"]
-        return guard
+        return cls(model, detector, threshold, head=record["head"], preprocessing=record["preprocessing"])
 
 
 def _needs_head(detector: Detector) -> bool:

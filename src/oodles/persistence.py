@@ -185,6 +185,6 @@ def _missing(detector: Detector) -> list[str]:
         tunes = owner.tunes if isinstance(owner, NetworkDetector) else ()
         for buffer, value in module._buffers.items():
             needed = not is_tuned(owner) if buffer in tunes else bool(owner.learns_from)
-            if value is None and needed:
+            if value is None and needed and buffer != "probe_":  # there is none without a head
                 missing.append(f"{name}.{buffer}" if name else buffer)
     return missing

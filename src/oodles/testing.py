@@ -219,7 +219,7 @@ def _tuned(detector: Detector, features: Features) -> Detector:
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(2))
         layers = {name: column[order].flip(1) for name, column in features.layers.items()}
         embedding = features.embedding[order].flip(1)
-        detector.tune(features, Features(embedding, logits=features.logits, head=features.head, layers=layers))
+        detector.tune(features, Features(embedding, head=features.head, layers=layers))
     return detector
 
 

@@ -6,7 +6,8 @@ from support.experiment import experiment
 
 from oodles.bench.run import benchmark
 from oodles.detectors import DICE, MSP
-from oodles.errors import DataError
+from oodles.errors import ArgumentError, DataError, FitWarning
+from oodles.features import Features
 
 
 def test_one_row_per_detector_and_set_under_the_given_names():
@@ -28,3 +29,32 @@ def test_one_row_per_detector_and_set_under_the_given_names():
     assert np.allclose([row.auroc for row in by_spec], [row.auroc for row in rows[:2]])
     with pytest.raises(DataError, match="no OOD set"):
         benchmark([MSP()], train=sets["train"], test=sets["test"], ood={})
+
+
+def test_detectors_may_be_given_as_text():
+    sets = experiment()
+    assert benchmark(["dice(0.5)", MSP()], **sets) == benchmark([DICE(p=0.5), MSP()], **sets)
+    named = benchmark({"mine": "dice(0.5)"}, **sets)
+    assert [row.detector for row in named] == ["mine", "mine"]
+    with pytest.raises(ArgumentError, match="3 is not a detector; give one"):
+        benchmark([3], **sets)
+
+
+def test_no_detector_is_dropped_because_another_has_the_same_name():
+    sets = experiment()
+    with pytest.raises(ArgumentError, match="two detectors are called 'msp'; give a mapping"):
+        benchmark([MSP(), MSP()], **sets)
+    rows = benchmark({"first": MSP(), "second": MSP()}, **sets)
+    assert [row.detector for row in rows] == ["first", "first", "second", "second"]
+
+
+def test_without_labels_the_detectors_that_need_them_are_left_out_with_one_warning():
+    sets = experiment()
+    train = sets["train"]
+    sets["train"] = Features(train.embedding, logits=train.logits, head=train.head)
+    with pytest.warns(FitWarning, match=r"left out, because .* has no labels: mahalanobis, she") as caught:
+        rows = benchmark(["energy", "mahalanobis", "she"], **sets)
+    assert len(caught) == 1
+    assert {row.detector for row in rows} == {"energy"}
+    with pytest.raises(DataError, match=r"mahalanobis learns from labels, which .* does not have"):
+        benchmark(["mahalanobis"], **sets)

@@ -1,3 +1,4 @@
+import shutil
 import textwrap
 
 import pytest
@@ -85,3 +86,36 @@ def test_a_detector_that_has_to_be_tuned_on_images(fitted, refused, tmp_path):
     line = refused("fit", fitted / "train", "--detector", "odin", "--out", tmp_path / "g")
     assert "has to be tuned on held-out images" in line
     assert not (tmp_path / "g").exists()
+
+
+def test_the_rows_that_were_fitted_on_are_not_a_calibration_set(fitted, refused, tmp_path):
+    copied = tmp_path / "copied"
+    shutil.copytree(fitted / "train", copied)
+    for calibration in (fitted / "train", copied):
+        line = refused("fit", fitted / "train", "--calibration", calibration, "--out", tmp_path / "g", notices=False)
+        assert "has the same rows as" in line
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_guard_is_only_replaced_with_force(fitted, oodles_run, refused, tmp_path):
+    command = ("fit", fitted / "train", "--calibration", fitted / "test", "--out", tmp_path / "g")
+    assert oodles_run(*command, "--detector", "energy")[0] == 0
+    before = (tmp_path / "g" / "guard.json").read_bytes()
+    assert "already holds a guard; give another folder, or --force" in refused(*command, notices=False)
+    assert (tmp_path / "g" / "guard.json").read_bytes() == before
+    assert oodles_run(*command, "--detector", "msp", "--force")[0] == 0
+    assert (tmp_path / "g" / "guard.json").read_bytes() != before
+
+
+def test_a_folder_with_other_files_and_a_file_are_left_alone(fitted, refused, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    command = ("fit", fitted / "train", "--calibration", fitted / "test", "--out")
+    for out, message in ((tmp_path, "holds other files (notes.txt, ...)"), (tmp_path / "notes.txt", "is a file")):
+        assert message in refused(*command, out, notices=False)
+        assert message in refused(*command, out, "--force", notices=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_impossible_rate_is_found_before_anything_is_read(refused, tmp_path):
+    line = refused("fit", tmp_path / "nowhere", "--out", tmp_path / "g", "--id-rate", "95", notices=False)
+    assert "it is a fraction: 0.95, not 95" in line

@@ -114,3 +114,10 @@ def test_the_installed_command_prints_one_line_and_exits_with_2(workspace):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "error nowhere does not exist\n"
+
+
+def test_short_help(oodles_run):
+    for arguments in (("-h",), ("fit", "-h")):
+        code, out, _ = oodles_run(*arguments)
+        assert code == 0
+        assert "Usage" in out

@@ -8,8 +8,11 @@ from support.command_line import MODEL, NETWORK, SIZE, loader, network
 
 import oodles
 from oodles.cli.score import _preprocessing
-from oodles.data.transforms import CIFAR
+from oodles.data.loaders import ImageLoader
+from oodles.data.readers import read_folder
+from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import ArgumentError
+from oodles.models import build_model, load_checkpoint
 from oodles.network.extraction import extract
 
 
@@ -73,6 +76,39 @@ def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it()
     recorded = json.loads(json.dumps({"size": 32, "resize": 32, "mean": CIFAR.mean, "std": CIFAR.std}))
     guard = Path("guard")
     assert _preprocessing(recorded, None, None, None, None, guard) == CIFAR
-    assert _preprocessing(None, 64, None, None, None, guard).size == 64
+    assert _preprocessing(recorded, 32, None, None, "0.2023,0.1994,0.2010", guard) == CIFAR
     with pytest.raises(ArgumentError, match="guard was fitted with other preprocessing"):
         _preprocessing(recorded, 224, None, None, None, guard)
+    with pytest.raises(ArgumentError, match="guard was fitted with other preprocessing"):
+        _preprocessing(recorded, None, None, "0,0,0", None, guard)
+
+
+@pytest.mark.parametrize("given", [(None, None, None), (64, None, None), (64, "0,0,0", None), (None, "0,0,0", "1,1,1")])
+def test_unknown_preprocessing_is_never_guessed(given):
+    size, mean, std = given
+    with pytest.raises(ArgumentError, match="does not record how images were preprocessed; give --size, --mean and"):
+        _preprocessing(None, size, None, mean, std, Path("guard"))
+
+
+def test_preprocessing_that_is_not_recorded_can_be_given():
+    found = _preprocessing(None, 64, 72, "0,0,0", "1,1,1", Path("guard"))
+    assert (found.size, found.resize, found.mean, found.std) == (64, 72, (0, 0, 0), (1, 1, 1))
+
+
+def test_a_guard_saved_from_python_is_not_given_imagenet_statistics(workspace, oodles_run, refused, tmp_path):
+    """Without a record, images used to be resized to 224 pixels and normalised as for ImageNet, without a word."""
+    model = build_model(MODEL)
+    load_checkpoint(model, workspace / "one.pt")
+    images = ImageLoader(read_folder(workspace / "train"), Transform(8, 8, (0.5,) * 3, (0.25,) * 3))
+    known = oodles.Guard.fit(model, images, detector="energy")
+    assert known.preprocessing == images.transform.as_record()
+    known.save(tmp_path / "known")
+    options = ("--model", MODEL, "--checkpoint", workspace / "one.pt")
+    code, out, err = oodles_run("score", tmp_path / "known", "train", *options, "--json")
+    assert code == 0, err
+    accepted = [verdict["is_id"] for verdict in json.loads(out)["verdicts"]]
+    assert sum(accepted) >= 0.9 * len(accepted)
+    unknown = oodles.Guard(model, known.detector, known.threshold)
+    unknown.save(tmp_path / "unknown")
+    line = refused("score", tmp_path / "unknown", "train", *options)
+    assert "does not record how images were preprocessed" in line

@@ -118,6 +118,8 @@ def test_an_interrupted_run_exits_130_and_can_be_resumed(workspace, oodles_run, 
         _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last == "interrupted; run it again with --resume to continue after the last complete epoch"
     assert oodles_run(*RUN, "--out", tmp_path, "--resume")[0] == 0
     assert [line["epoch"] for line in metrics_of(tmp_path)] == [1, 2, 3]
 

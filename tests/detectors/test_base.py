@@ -367,3 +367,42 @@ def test_float32_agrees_with_float64_on_the_papers_networks(data: Path, name: st
         wide = copy.deepcopy(detector).double().score(test.to(dtype=torch.float64))
         gap = float((narrow - wide).abs().max()) / max(1.0, float(wide.abs().max()))
         assert gap <= 1e-4, f"{detector.spec}: off by {gap:.1e}"
+
+
+# Features of another model ----------------------------------------------------------------------
+
+
+def other_head(features: Features, seed: int = 1) -> Features:
+    """The same embeddings with another head of the same shape, as after a second training run."""
+    assert features.head is not None
+    generator = torch.Generator().manual_seed(seed)
+    weight = features.head.weight + torch.randn(features.head.weight.shape, generator=generator)
+    return Features(features.embedding, labels=features.labels, head=Head(weight, features.head.bias))
+
+
+@pytest.mark.parametrize("text", ["dice(0.5)", "knn(5)", "mahalanobis", "vim", "fdbd", "kl_matching", "default"])
+def test_features_of_another_head_of_the_same_shape_are_refused(text: str, features: Features) -> None:
+    detector = parse(text).fit(features)
+    with pytest.raises(ShapeError, match="was fitted on features of another head"):
+        detector.score(other_head(features))
+    assert len(detector.score(features[:7])) == 7
+
+
+def test_a_head_in_half_precision_is_the_same_head(features: Features) -> None:
+    detector = DICE(p=0.5).fit(features)
+    assert features.head is not None
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        head = features.head.to(dtype=dtype).to(dtype=torch.float32)
+        assert len(detector.score(Features(features.embedding, head=head))) == len(features)
+
+
+def test_a_detector_without_a_head_accepts_any(features: Features) -> None:
+    bare = parse("knn(5)").fit(Features(features.embedding))
+    assert len(bare.score(other_head(features))) == len(features)
+    assert len(Energy().score(other_head(features))) == len(features)
+
+
+def test_the_head_is_still_known_after_loading(features: Features, tmp_path: Path) -> None:
+    save_detector(parse("knn(5)").fit(features), tmp_path / "knn")
+    with pytest.raises(ShapeError, match="was fitted on features of another head"):
+        load_detector(tmp_path / "knn").score(other_head(features))

@@ -27,7 +27,7 @@ def test_dice_that_drops_nothing_is_energy_bit_for_bit(shift: float, dtype: torc
     """Also if the logits are the network's own, a rounding away from what the head computes from the embedding."""
     plain = example_features(rows=200, seed=5)
     assert plain.head is not None
-    own = plain.head(plain.embedding) * (1 + 1e-6)
+    own = plain.head(plain.embedding + shift) * (1 + 1e-6)
     features = Features(plain.embedding + shift, logits=own, head=plain.head).to(dtype=dtype)
     assert torch.equal(DICE(p=0).fit(features).score(features), Energy().score(features))
     assert torch.equal(DICE(p=0.0, score=msp).fit(features).score(features), MSP().score(features))

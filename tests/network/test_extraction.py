@@ -17,6 +17,7 @@ from support.snapshots import lived_in, numbers, portrait, same
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import oodles
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError
 from oodles.features import Features
 from oodles.network import extraction
@@ -480,3 +481,38 @@ def test_a_models_fingerprint_depends_on_its_weights_and_its_structure():
     with torch.no_grad():
         model.body.bn1.running_mean[0] += 1e-6
     assert model_fingerprint(model) != before
+
+
+# One logit --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_single_logit_is_two_classes(bias):
+    """MSP, entropy and others are constant on one logit, and a guard would accept everything."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 1, bias=bias)).eval()
+    images = torch.randn(200, 3, 8, 8)
+    with pytest.warns(UserWarning, match="single logit z, treated as two classes with logits 0 and z"):
+        features = extract(model, [images[:90], images[90:]], progress=False)
+    z = model(images).detach()
+    assert (features.classes, features.width) == (2, 8)
+    torch.testing.assert_close(features.logits, torch.cat([torch.zeros_like(z), z], dim=1))
+    torch.testing.assert_close(features.head(features.embedding), features.logits)
+    probability = torch.sigmoid(z)[:, 0]
+    expected = torch.maximum(probability, 1 - probability).log()
+    torch.testing.assert_close(oodles.MSP().score(features), expected)
+    for text in ("msp", "entropy", "gen", "fdbd", "energy", "default"):
+        assert oodles.parse(text).fit(features).score(features).std() > 0, text
+
+
+def test_a_guard_on_a_single_logit_gives_the_models_own_logit():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    images = torch.randn(300, 3, 8, 8)
+    with pytest.warns(UserWarning, match="single logit"):
+        guard = oodles.Guard.fit(model, [images], detector="msp")
+    with pytest.warns(UserWarning, match="single logit"):
+        verdict = guard(images)
+    assert torch.equal(verdict.logits, model(images))
+    assert torch.equal(verdict.label, (model(images)[:, 0] > 0).long())
+    assert 0.85 < verdict.is_id.double().mean() < 1

@@ -107,8 +107,8 @@ def test_the_default_is_kept_if_the_resamples_disagree_on_another() -> None:
 
 def test_the_verdict_says_if_plain_msp_is_as_good(parts) -> None:
     train, held_out = parts
-    same = Features(held_out.embedding, head=held_out.head)
-    found = select(train=train, held_out=held_out, outliers={"same": same}, candidates=["energy"])
+    faint = Features(held_out.embedding * 0.01, head=held_out.head)
+    found = select(train=train, held_out=held_out, outliers={"faint": faint}, candidates=["energy"])
     assert "msp is as good as anything" in found.verdict
 
 
@@ -135,3 +135,12 @@ def test_candidates_that_need_the_network_and_missing_outliers_are_refused(parts
         select(train=train, held_out=held_out, outliers={"far": far(held_out)}, candidates=["odin"])
     with pytest.raises(ArgumentError, match="there are no outliers to compare ID rows with"):
         select(train=held_out, held_out=held_out, outliers={})
+
+
+def test_the_verdict_says_plainly_when_nothing_works() -> None:
+    """Outliers that are drawn like the ID rows cannot be detected, so no winner is named."""
+    whole = example_features(rows=1200)
+    train, held_out, outliers = whole[:400], whole[400:800], {"same": whole[800:1000], "again": whole[1000:]}
+    found = select(train=train, held_out=held_out, outliers=outliers, candidates=["energy", "knn", "dice(0.5)"])
+    assert found.verdict.startswith("nothing works here")
+    assert "best mean AUROC" in found.verdict

@@ -1,15 +1,17 @@
 """``benchmark``: every detector on every set, from features that were extracted once."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 from oodles.detectors import Detector, fit_together
-from oodles.errors import DataError
+from oodles.detectors.parse import as_detector
+from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.metrics import Names, Row, evaluate
 
 
 def benchmark(
-    detectors: Sequence[Detector] | Mapping[str, Detector],
+    detectors: Sequence[str | Detector] | Mapping[str, str | Detector],
     *,
     train: Features,
     test: Features,
@@ -21,13 +23,36 @@ def benchmark(
     """Fit each detector on ``train`` and compare its scores on the ID set ``test`` with those on each OOD set.
 
     All detectors are fitted in one pass over ``train``. Returns one row per detector and OOD set, named by the
-    detector's spec or key. ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint.
+    detector's spec or key. ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint. Detectors may be
+    given as text. Those that learn from labels are left out, with a warning, if ``train`` has none.
     """
     if not ood:
         raise DataError("there is no OOD set to compare with; give at least one")
-    named = detectors if isinstance(detectors, Mapping) else {detector.spec: detector for detector in detectors}
+    named = _applicable(_named(detectors), train)
     fit_together(list(named.values()), train)
     return evaluate_detectors(named, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
+
+
+def _named(detectors: Sequence[str | Detector] | Mapping[str, str | Detector]) -> dict[str, Detector]:
+    if isinstance(detectors, Mapping):
+        return {name: as_detector(detector) for name, detector in detectors.items()}
+    made = [as_detector(detector) for detector in detectors]
+    named = {detector.spec: detector for detector in made}
+    if len(named) < len(made):
+        twice = next(detector.spec for detector in made if named[detector.spec] is not detector)
+        raise ArgumentError(f"two detectors are called {twice!r}; give a mapping, with a name for each")
+    return named
+
+
+def _applicable(named: Mapping[str, Detector], train: Features) -> dict[str, Detector]:
+    """Without labels, the detectors that need none."""
+    without = [name for name, detector in named.items() if "labels" in detector.learns_from]
+    if train.holds("labels") or not without:
+        return dict(named)
+    if len(without) == len(named):
+        raise DataError(f"{without[0]} learns from labels, which {train} does not have; extract them with the features")
+    warnings.warn(f"left out, because {train} has no labels: {', '.join(without)}", FitWarning, stacklevel=3)
+    return {name: detector for name, detector in named.items() if name not in without}
 
 
 def evaluate_detectors(

@@ -1,5 +1,6 @@
 """The ``oodles`` command, one file per subcommand. Heavy imports wait until a command runs, so that help is fast."""
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
     "wrong), 130 interrupted.",
 )
@@ -62,8 +64,30 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, extract, fit, score, bench, select, select_p),
     *(detectors, train, analyze),
 )
+RESUMED = {
+    "extract": "; run the same command again to continue",
+    "bench": "; run the same command again to continue",
+    "train": "; run it again with --resume to continue after the last complete epoch",
+}
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ctrl-C during a command; typer would end with a message of its own."""
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*arguments: Any, **named: Any) -> None:
+        try:
+            command(*arguments, **named)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
+
+    return run
+
+
 for _command in COMMANDS:
-    app.command()(_command)
+    app.command()(_interruptible(_command))
 app.add_typer(datasets, name="data")
 
 
@@ -74,8 +98,8 @@ def main() -> None:
         warnings.showwarning = _print_warning
         try:
             app()
-        except KeyboardInterrupt:
-            notice("interrupted")
+        except Interrupted as interrupted:
+            notice(str(interrupted))
             sys.exit(130)
         except (OodlesError, OSError) as error:
             notice(str(error), "[bold red]error[/bold red]")

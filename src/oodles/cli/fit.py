@@ -24,18 +24,21 @@ def fit(
         Option(help="ID features not used in training, for the threshold. Default: a fifth of the training rows."),
     ] = None,
     id_rate: Annotated[float, Option(help="Fraction of ID inputs that should be accepted.")] = 0.95,
+    force: Annotated[bool, Option("--force", help="Replace the guard that is already in --out.")] = False,
 ) -> None:
     """Fit a detector on ID features and set its threshold.
 
     Example: oodles fit features/train --calibration features/val --detector 'dice(0.7)' --out guard
     """
-    from oodles.calibration import calibrate
+    from oodles.calibration import calibrate, check_id_rate
     from oodles.detectors import default_detector, parse
     from oodles.detectors.network_detector import is_tuned
     from oodles.features import FEWEST_TO_SPLIT, Features
     from oodles.persistence import save_guard
     from oodles.store import read_manifest
 
+    check_id_rate(id_rate)
+    _check_out(out, force)
     fitted = default_detector() if detector is None else parse(detector)
     train = Features.load(features)
     about = read_manifest(features)["about"]
@@ -51,6 +54,9 @@ def fit(
         )
     else:
         held_out = Features.load(calibration)
+        rows = [[entry["sha256"] for entry in read_manifest(each)["shards"]] for each in (features, calibration)]
+        if rows[0] == rows[1]:
+            raise DataError(f"{calibration} has the same rows as {features}; calibrate on images that fit has not seen")
         if read_manifest(calibration)["about"].get("model") != about.get("model"):
             raise DataError(f"{calibration} has features of another model than {features}; use the same for both")
     fitted.fit(train)
@@ -63,3 +69,17 @@ def fit(
     save_guard(out, fitted, threshold, about.get("model"), about.get("head"), about.get("preprocessing"))
     rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
     notice(f"{fitted.spec}: {rule}; saved in {out}")
+
+
+def _check_out(out: Path, force: bool) -> None:
+    """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
+    from oodles.persistence import GUARD_RECORD, RECORD
+
+    if out.exists() and not out.is_dir():
+        raise ArgumentError(f"--out {out} is a file; give a folder")
+    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    other = [name for name in found if name not in (RECORD, GUARD_RECORD) and not name.startswith("detector-")]
+    if other:
+        raise ArgumentError(f"--out {out} holds other files ({other[0]}, ...); give a new folder")
+    if found and not force:
+        raise ArgumentError(f"--out {out} already holds a guard; give another folder, or --force to replace it")

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import load_model, notice, report_skipped, transform
+from oodles.cli.common import channels, load_model, notice, report_skipped, transform
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -116,11 +116,16 @@ def _preprocessing(
     """The preprocessing of the features that the guard was fitted on, which options must not contradict."""
     from oodles.data.transforms import Transform
 
-    given = (size, resize, mean, std) != (None, None, None, None)
-    known = None if recorded is None else Transform.from_record(recorded)
-    if known is not None and not given:
-        return known
-    asked = transform(size or 224, resize, mean or common.IMAGENET_MEAN, std or common.IMAGENET_STD)
-    if known is not None and asked != known:
+    if recorded is None:
+        if size is None or mean is None or std is None:
+            raise ArgumentError(
+                f"{guard} does not record how images were preprocessed; give --size, --mean and --std as used for the "
+                f"model, e.g. --size 224 --mean {common.IMAGENET_MEAN} --std {common.IMAGENET_STD}"
+            )
+        return transform(size, resize, mean, std)
+    known = Transform.from_record(recorded)
+    asked = (size, resize, mean and channels("mean", mean), std and channels("std", std))
+    recalled = (known.size, known.resize, known.mean, known.std)
+    if any(value not in (None, own) for value, own in zip(asked, recalled, strict=True)):
         raise ArgumentError(f"{guard} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
-    return asked
+    return known

@@ -1,5 +1,6 @@
 """Preprocessing: from an image to a network's input."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,6 +57,14 @@ class Transform:
     def from_record(cls, record: dict[str, Any]) -> "Transform":
         """The transform that :meth:`as_record` described."""
         return cls(record["size"], record["resize"], tuple(record["mean"]), tuple(record["std"]))
+
+
+def preprocessing_record(preprocessing: "Transform | Mapping[str, Any] | None", loader: object = None) -> Any:
+    """Preprocessing as plain values: as given, or as the loader has it; None if nobody knows."""
+    given = getattr(loader, "transform", None) if preprocessing is None else preprocessing
+    if given is None or isinstance(given, Mapping):
+        return None if given is None else dict(given)
+    return given.as_record() if isinstance(given, Transform) else None
 
 
 CIFAR = Transform(32, 32, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))

@@ -16,6 +16,8 @@ from oodles.features import Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
+HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
+
 Statistics = dict[str, Any]
 
 
@@ -90,6 +92,7 @@ class Detector(Described):
     learns_from: tuple[str, ...] = ()
     scores_from: tuple[str, ...] = INPUTS
     shape_: Tensor | None
+    probe_: Tensor | None
     # True if all statistics are of the embedding alone and may be shared with other detectors under their names
     _shares_statistics = False
 
@@ -151,10 +154,11 @@ class Detector(Described):
         """Compute what scoring needs from everything observed so far."""
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
-        self.shape_ = None
+        self.shape_ = self.probe_ = None
         self.learn(self._statistics, cast(Head, self._head))
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)
+            self.probe_ = None if self._head is None else self._head.probe()
         return self
 
     @property
@@ -195,6 +199,8 @@ class Detector(Described):
         check_fitted(self)
         _require_columns(self, features, self.scores_from, "scores from")
         _check_widths(self, features)
+        if features.head is not None:
+            check_head(self, features.head)
         buffer = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
         scores = []
         with torch.no_grad():
@@ -245,6 +251,15 @@ def check_fitted(detector: Detector) -> None:
     """Raise unless the detector can score."""
     if not detector.fitted:
         raise NotFittedError(f"{detector} has not been fitted; {detector._remedy()}")
+
+
+def check_head(detector: Detector, head: Head) -> None:
+    """Raise if the detector was fitted on features of another head of the same shape."""
+    if detector.probe_ is None or len(detector.probe_) != head.classes:
+        return
+    known = detector.probe_.cpu().float()
+    if (head.probe() - known).abs().max() > HEAD_TOLERANCE * known.abs().max().clamp(min=1e-3):
+        raise ShapeError(f"{detector} was fitted on features of another head; fit it on features of this model")
 
 
 def class_key(kind: type) -> str:

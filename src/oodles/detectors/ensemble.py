@@ -120,7 +120,9 @@ class RankEnsemble(NetworkDetector):
             head = head.to(dtype=torch.float32)
         for place, member in enumerate(self._members()):
             member.learn(_members_statistics(statistics, place), head)
-            member.shape_ = torch.tensor(self._seen) if member.learns_from else None
+            if member.learns_from:
+                member.shape_ = torch.tensor(self._seen)
+                member.probe_ = None if self._head is None else self._head.probe()
         if rows is not None:
             widths = [self._seen[INPUTS.index(name)] for name in self._ranked()]
             columns = dict(zip(self._ranked(), torch.split(rows, widths, dim=1), strict=True))

@@ -330,7 +330,7 @@ def _stage(argument: str, given: object, kind: type[Kind]) -> Kind:
     if given.shapes or describe(given.scoring) != describe(Score(energy)):
         raise ArgumentError(f"{argument}={given!r} has a shape or a score of its own; give those to the whole chain")
     stage = copy.deepcopy(given)  # a stage shared by two detectors would learn from both
-    for name in ("weight_", "bias_", "shape_"):
+    for name in ("weight_", "bias_", "shape_", "probe_"):
         if name in stage._buffers:
             delattr(stage, name)
     return stage

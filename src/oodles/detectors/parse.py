@@ -49,6 +49,15 @@ def parse(text: str) -> Detector:
     return LogitDetector(shape=shapes, sparsify=next(iter(sparsifiers), None), **score)
 
 
+def as_detector(given: str | Detector) -> Detector:
+    """A detector, given as such or as text."""
+    if isinstance(given, Detector):
+        return given
+    if isinstance(given, str):
+        return parse(given)
+    raise ArgumentError(f"{given!r} is not a detector; give one, e.g. oodles.KNN(), or its text, e.g. 'knn'")
+
+
 def detector_list() -> list[Detector]:
     """One of each detector that works on embeddings and logits, at its usual settings."""
     texts = [text for entry in entries().values() for text in entry.settings()]

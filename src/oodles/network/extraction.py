@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from oodles.columns import LAYER, Columns, check_columns, fingerprint, to_storage
 from oodles.data.batches import NO_BATCH, read_batches
+from oodles.data.transforms import Transform, preprocessing_record
 from oodles.errors import DataError, FileError
 from oodles.features import SHARD_ELEMENTS, Features, Head, Step
 from oodles.network.forward import ForwardPass, HeadName
@@ -36,7 +37,7 @@ def extract(
     batch_size: int | None = None,
     store: str | Path | None = None,
     note: str = "",
-    preprocessing: Mapping[str, Any] | None = None,
+    preprocessing: Transform | Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Features:
     """Run ``model`` once over ``loader`` and keep the inputs of its last linear layer, and its logits.
@@ -64,7 +65,7 @@ def extract(
                 "layers": list(layers),
                 "dtype": str(dtype),
                 "labels": labels,
-                "preprocessing": None if preprocessing is None else dict(preprocessing),
+                "preprocessing": preprocessing_record(preprocessing, loader),
                 **({"steps": [[step.name, step.identity] for step in steps]} if steps else {}),
             }
             with Writer(Path(store), about, note) as writer:
@@ -103,7 +104,8 @@ class _Run:
 
     def head(self) -> Head | None:
         """The last layer, once it has been found."""
-        return self.forward.located.head.to("cpu") if self.forward.located else None
+        head = self.forward.feature_head()
+        return None if head is None else head.to("cpu")
 
 
 def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:

@@ -1,13 +1,16 @@
 """``ForwardPass``: one pass of a network over images gives columns: embedding, logits and inner layers."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from oodles.columns import LAYER, Columns
 from oodles.errors import ArgumentError
+from oodles.features import Head
 from oodles.network.head import LocatedHead, locate_head
 from oodles.network.taps import Tap, logits_of
 
@@ -15,6 +18,11 @@ HeadName = str | Literal[False] | None
 """Name of the last linear layer; None to search for it, False to keep only the logits."""
 
 CPU_ROWS = 32  # batch size of convolutional networks on a CPU, small enough for their activations to stay in the caches
+
+
+def two_class_head(head: Head) -> Head:
+    """A head with one logit z as the head with the logits 0 and z, whose softmax is the sigmoid of z."""
+    return Head(F.pad(head.weight, (0, 0, 1, 0)), F.pad(head.full_bias(), (1, 0)))
 
 
 class Pass(NamedTuple):
@@ -37,6 +45,7 @@ class ForwardPass:
         self.convolutional = any(isinstance(module, nn.Conv2d) for module in network.modules())
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
+        self._warned = False
 
     def pieces(self, images: Tensor, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """The images in batches of the size and memory layout that are fastest for the network."""
@@ -56,6 +65,11 @@ class ForwardPass:
             self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
         return self._tap
 
+    def feature_head(self) -> Head | None:
+        """The head that gives the column ``logits`` from the column ``embedding``; None if only logits are kept."""
+        head = None if self.located is None else self.located.head
+        return two_class_head(head) if head is not None and head.classes == 1 else head
+
     def run(self, images: Tensor) -> Pass:
         """One forward pass."""
         raw, entering, pooled = self.find_head(images)(images)
@@ -64,4 +78,15 @@ class ForwardPass:
         if self.located is not None:
             embedding = self.located.embedding(entering)
             columns = {"embedding": embedding, "logits": self.located.logits(embedding, output)}
+        if output.shape[1] == 1:
+            self._warn_single_logit()
+            columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in pooled.items()})
+
+    def _warn_single_logit(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
+                stacklevel=2,
+            )

@@ -16,6 +16,7 @@ from oodles.features import Features
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 50
 BASELINE = "msp"
+HOPELESS = 0.55  # mean AUROC below which no candidate can be said to work
 DEFAULT = 0  # the index of the default detector among the candidates
 
 
@@ -90,7 +91,8 @@ def select(
         Candidate(specs[i], float(utility[i, 0]), dict(zip(outliers, cube[i, :, 0].tolist(), strict=True)))
         for i in order
     )
-    verdict = _verdict(specs, utility, place, error, agreement)
+    best_auroc = float(cube[:, :, 0].mean(axis=1).max())
+    verdict = _verdict(specs, utility, place, error, agreement, best_auroc)
     return Choice(parse(specs[place]), table, error, agreement, left_out, verdict)
 
 
@@ -157,7 +159,7 @@ def _best_or_default(utility: Floats, error: float) -> int:
     return best if utility[best] - utility[DEFAULT] > error else DEFAULT
 
 
-def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreement: float) -> str:
+def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreement: float, best_auroc: float) -> str:
     baseline = specs.index(BASELINE)
     order = [i for i in np.argsort(-utility[:, 0], kind="stable") if i != place]
     runner_up = int(order[0])
@@ -166,6 +168,11 @@ def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreem
     why = "kept because resamples disagree on another" if split else f"chosen in {agreement:.0%} of resamples"
     text = f"{specs[place]}, {why}; next is {specs[runner_up]}"
     text += f" ({lead:+.3f} in utility, standard error {error:.3f})"
+    if best_auroc < HOPELESS:
+        return (
+            f"nothing works here: no candidate separates held-out ID rows from the outliers (best mean AUROC "
+            f"{best_auroc:.1%}), so {specs[place]} is only the least bad; are the features those of a trained network?"
+        )
     if utility[baseline, 0] >= utility[place, 0] - error:
         text += ". Plain msp is as good as anything here"
     return text
