@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
@@ -65,3 +67,20 @@ def test_layers_and_steps_that_a_detector_needs(oodles_run, tmp_path):
 )
 def test_invalid_arguments_are_refused_in_one_line(refused, arguments, message):
     assert message in refused(*arguments, notices=False)
+
+
+def test_the_accuracy_by_the_labels_is_printed_and_missing_class_folders_are_pointed_out(
+    workspace, oodles_run, tmp_path
+):
+    """Folders are numbered in order, so with fewer folders than classes images get the labels of others."""
+    right = oodles_run("extract", "train", *NETWORK, "--out", tmp_path / "two")
+    assert right[0] == 0
+    assert re.search(r"the model's accuracy by these labels is \d+\.\d%", right[2])
+    assert "class folders" not in right[2]
+    ten = ("--model", f"{MODEL}(10)", "--checkpoint", "ten.pt", *SIZE)
+    code, _, err = oodles_run("extract", "train", *ten, "--out", tmp_path / "ten")
+    assert code == 0
+    assert "warning 2 class folders were numbered 0 to 1, but the model has 10 classes" in err
+    unlabelled = oodles_run("extract", "train", *ten, "--no-labels", "--out", tmp_path / "none")
+    assert "class folders" not in unlabelled[2]
+    assert "by these labels" not in unlabelled[2]

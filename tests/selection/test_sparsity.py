@@ -174,3 +174,11 @@ def test_the_papers_p_is_chosen_for_the_authors_cifar100_network(data):
     found = select_p(DICE(), train=train, held_out=held_out, outliers=outliers)
     assert (found.p, found.best) == (0.9, 0.9)
     assert found.curve[0.9].auroc - found.curve[0.7].auroc > found.standard_error
+
+
+def test_the_verdict_says_plainly_when_no_p_works():
+    whole = example_features(rows=900)
+    same = {"train": whole[:300], "held_out": whole[300:600], "outliers": whole[600:]}
+    assert select_p(DICE(), **same).verdict.startswith("nothing works here")
+    faint = Features(whole[600:].embedding * 0.01, head=whole.head)
+    assert "points of the best AUROC" in select_p(DICE(), **{**same, "outliers": faint}).verdict

@@ -1,12 +1,15 @@
 """``oodles extract``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.common import load_model, notice, report_skipped, transform
+
+if TYPE_CHECKING:
+    from oodles.features import Features
 
 
 def extract(
@@ -62,3 +65,18 @@ def extract(
     )
     report_skipped(loader)
     notice(f"{features} in {out}")
+    if features.holds("labels"):
+        _report_labels(features, loader.images.classes)
+
+
+def _report_labels(features: "Features", folders: tuple[str, ...]) -> None:
+    """Say how well the labels fit the model: they are wrong if class folders are missing or in another order."""
+    batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())
+    accuracy = sum(int(correct) for correct in batches) / len(features)
+    notice(f"the model's accuracy by these labels is {accuracy:.1%}")
+    if folders and len(folders) != features.classes:
+        notice(
+            f"{len(folders)} class folders were numbered 0 to {len(folders) - 1}, but the model has {features.classes} "
+            "classes, so labels may be wrong; give images of every class, or use --no-labels",
+            "[yellow]warning[/yellow]",
+        )

@@ -82,5 +82,4 @@ def select_p(
     for each, auroc, fpr95 in zip(grid, *curves, strict=True):
         mark = "  <- chosen" if each == found.p else ""
         typer.echo(f"p={each:<5g} AUROC {auroc:6.2f}  FPR95 {fpr95:6.2f}{mark}")
-    within = f"within {100 * found.standard_error:.2f} points of the best AUROC (p={found.best:g})"
-    notice(f"{found.detector.spec}: {within}")
+    notice(found.verdict)

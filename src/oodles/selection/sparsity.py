@@ -9,6 +9,7 @@ from oodles.errors import ArgumentError
 from oodles.features import Features
 from oodles.metrics import Row, evaluate
 from oodles.paper.sweep import PAPER_GRID
+from oodles.selection.detector import HOPELESS
 
 FINE_GRID = (0.01, 0.02, 0.05, *(round(0.1 * step, 1) for step in range(1, 10)), 0.95, 0.99)
 """The paper's grid with values between and below; for some networks p as small as 0.05 is best."""
@@ -27,6 +28,18 @@ class Selection:
     best: float
     standard_error: float
     curve: dict[float, Row]
+
+    @property
+    def verdict(self) -> str:
+        """The choice in a sentence; says so if no p works."""
+        best = self.curve[self.best].auroc
+        if best < HOPELESS:
+            return (
+                f"nothing works here: no p separates held-out ID rows from the outliers (best AUROC {best:.1%}); are "
+                "the features those of a trained network?"
+            )
+        close = f"within {100 * self.standard_error:.2f} points of the best AUROC (p={self.best:g})"
+        return f"{self.detector.spec}: {close}"
 
 
 def select_p(
