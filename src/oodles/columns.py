@@ -1,7 +1,7 @@
 """Named columns of tensors, one row per image: their validation, storage form and fingerprint."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -39,9 +39,16 @@ def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
         _check_labels(columns["labels"], classes)
 
 
-def check_logits(expected: Tensor, logits: Tensor) -> None:
-    """Raise unless given logits are those that the head computes from the embedding, up to half precision."""
-    gap = float((expected.double() - logits.double()).abs().max()) / max(1e-2, float(logits.double().abs().max()))
+def check_logits(columns: Columns, head: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """Raise unless a sample of rows has the logits that the head, which is on ``device``, gives their embeddings."""
+    if not {"embedding", "logits"} <= columns.keys():
+        return
+    rows = torch.linspace(0, len(columns["logits"]) - 1, 16).long()
+    expected, logits = (
+        head(columns["embedding"][rows].to(device)).cpu().double(),
+        columns["logits"][rows].cpu().double(),
+    )
+    gap = float((expected - logits).abs().max()) / max(1e-2, float(logits.abs().max()))
     if gap > LOGITS_TOLERANCE:
         raise DataError(
             f"the head does not give these logits from these embeddings (relative error {gap:.2g}); do embedding, "

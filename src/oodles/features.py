@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -63,6 +64,7 @@ class Head:
         """The bias, or zeros if there is none."""
         return torch.zeros_like(self.weight[:, 0]) if self.bias is None else self.bias
 
+    @cached_property
     def probe(self) -> Tensor:
         """The logits ``(C,)`` of a fixed pseudo-random embedding, by which heads are told apart in any precision."""
         embedding = torch.rand(self.width, generator=torch.Generator().manual_seed(0))
@@ -84,19 +86,18 @@ class Head:
         return all(torch.equal(mine.cpu(), theirs[name].cpu()) for name, mine in self.tensors().items())
 
 
-Objective = Callable[[Columns], Tensor]
-"""One number per image, to be lowered by an input step, from ``embedding``, ``logits`` and ``layer.<name>``."""
+Objective = Callable[[Columns], Tensor]  # one number per image, which an input step lowers, from its columns
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """Images moved by ``-epsilon * sign(gradient of objective)``; of the following pass the column ``keep`` is kept.
 
-    The result becomes the column ``layer.<name>``, so the name must distinguish objective and epsilon from all
-    others; ``identity`` distinguishes objectives of the same name that were learned from different rows. With
-    ``std`` the step is divided by it per channel, so that epsilon is in units of raw pixels, as in ODIN's code. With
-    ``share`` only that fraction of an image's values is moved, those with the smallest gradients. A value whose
-    gradient is zero does not move. Steps with the same objective share its backward pass.
+    The result becomes the column ``layer.<name>``, so the name must distinguish objective and epsilon from all others;
+    ``identity`` distinguishes objectives of the same name that were learned from different rows. With ``std`` the step
+    is divided by it per channel, so that epsilon is in units of raw pixels, as in ODIN's code. With ``share`` only
+    that fraction of an image's values is moved, those with the smallest gradients. A value whose gradient is zero does
+    not move. Steps with the same objective share its backward pass.
     """
 
     name: str
@@ -171,10 +172,10 @@ class _Gathered:
 class Features:
     """Embeddings, logits and labels of ``n`` images, with the head that turns embeddings into logits.
 
-    ``embedding`` is ``(n, m)``, ``logits`` ``(n, C)`` (computed from the head if not given),
-    ``labels`` ``(n,)`` integers or None, ``layers`` pooled activations of inner modules by name.
-    Values are validated once, here; afterwards a ``Features`` never changes. One that was loaded
-    from disk is memory-mapped: :meth:`batches`, slices and :meth:`split` read only the rows they return.
+    ``embedding`` is ``(n, m)``, ``logits`` ``(n, C)`` (computed from the head if not given), ``labels`` ``(n,)``
+    integers or None, ``layers`` pooled activations of inner modules by name. Values are validated once, here;
+    afterwards a ``Features`` never changes. One that was loaded from disk is memory-mapped: :meth:`batches`, slices
+    and :meth:`split` read only the rows they return.
 
     >>> Features(torch.ones(3, 2), head=Head(torch.eye(2)), labels=torch.tensor([0, 1, 1]))
     Features(rows=3, width=2, classes=2, labels=yes)
@@ -196,9 +197,8 @@ class Features:
         for name, activation in (layers or {}).items():
             columns[LAYER + name] = activation
         check_columns(columns, None if head is None else head.shape)
-        if head is not None and {"embedding", "logits"} <= columns.keys():
-            rows = torch.linspace(0, len(columns["logits"]) - 1, 16).long()
-            check_logits(head(columns["embedding"][rows].to(head.weight.device)).cpu(), columns["logits"][rows].cpu())
+        if head is not None:
+            check_logits(columns, head, head.weight.device)
         self._build([_InMemory(len(next(iter(columns.values()))), columns)], columns, head)
 
     def _build(self, blocks: Sequence[Block], names: Iterable[str], head: Head | None) -> None:

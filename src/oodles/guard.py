@@ -18,7 +18,7 @@ from oodles.files import Record
 from oodles.network.extraction import extract, model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.perturbation import run_with_steps
-from oodles.network.taps import unwrap
+from oodles.network.taps import has_convolutions, unwrap
 from oodles.persistence import load_guard, save_guard
 from oodles.selection.tuning import tune
 
@@ -115,7 +115,7 @@ class Guard(nn.Module):
         """Label, score and decision for each image, from one forward pass plus those of the detector's input steps."""
         if len(images) == 0:
             raise DataError("the guard was given no images; give at least one")
-        if images.ndim == 3 and any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
+        if images.ndim == 3 and has_convolutions(self.model):
             raise DataError(f"one image {tuple(images.shape)} was given; add a batch dimension: guard(image[None])")
         if self.model.training:
             self.model.eval()

@@ -158,7 +158,7 @@ class Detector(Described):
         self.learn(self._statistics, cast(Head, self._head))
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)
-            self.probe_ = None if self._head is None else self._head.probe()
+            self.probe_ = None if self._head is None else self._head.probe.clone()
         return self
 
     @property
@@ -202,11 +202,10 @@ class Detector(Described):
         if features.head is not None:
             check_head(self, features.head)
         buffer = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
-        scores = []
+        wanted, names, scores = self.scores_from, (*INPUTS, *extra_columns(self)), []
         with torch.no_grad():
             for batch in features.batches():
-                names = (*INPUTS, *extra_columns(self))
-                columns = [batch.column(name) if name in self.scores_from else None for name in names]
+                columns = [batch.column(name) if name in wanted else None for name in names]
                 first = next(column for column in columns if column is not None)
                 wide = torch.float64 if first.dtype == torch.float64 else torch.float32
                 like = first.new_empty(0, dtype=wide) if buffer is None else buffer
@@ -258,7 +257,7 @@ def check_head(detector: Detector, head: Head) -> None:
     if detector.probe_ is None or len(detector.probe_) != head.classes:
         return
     known = detector.probe_.cpu().float()
-    if (head.probe() - known).abs().max() > HEAD_TOLERANCE * known.abs().max().clamp(min=1e-3):
+    if (head.probe - known).abs().max() > HEAD_TOLERANCE * known.abs().max().clamp(min=1e-3):
         raise ShapeError(f"{detector} was fitted on features of another head; fit it on features of this model")
 
 
@@ -269,7 +268,7 @@ def class_key(kind: type) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Class and every argument, recursively: what two equal detectors have in common, and what a saved one records."""
+    """Class and every argument, recursively: equal exactly for detectors that may be merged."""
     if isinstance(value, Described):
         arguments = {name: describe(argument) for name, argument in value.arguments().items()}
         return {"class": class_key(type(value)), "arguments": arguments}

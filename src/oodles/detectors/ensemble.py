@@ -122,7 +122,7 @@ class RankEnsemble(NetworkDetector):
             member.learn(_members_statistics(statistics, place), head)
             if member.learns_from:
                 member.shape_ = torch.tensor(self._seen)
-                member.probe_ = None if self._head is None else self._head.probe()
+                member.probe_ = None if self._head is None else self._head.probe.clone()
         if rows is not None:
             widths = [self._seen[INPUTS.index(name)] for name in self._ranked()]
             columns = dict(zip(self._ranked(), torch.split(rows, widths, dim=1), strict=True))

@@ -12,7 +12,7 @@ from oodles.columns import LAYER, Columns
 from oodles.errors import ArgumentError
 from oodles.features import Head
 from oodles.network.head import LocatedHead, locate_head
-from oodles.network.taps import Tap, logits_of
+from oodles.network.taps import Tap, has_convolutions, logits_of
 
 HeadName = str | Literal[False] | None
 """Name of the last linear layer; None to search for it, False to keep only the logits."""
@@ -42,7 +42,7 @@ class ForwardPass:
         self.network = network
         self.head = head
         self.layers = tuple(layers)
-        self.convolutional = any(isinstance(module, nn.Conv2d) for module in network.modules())
+        self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
         self._warned = False

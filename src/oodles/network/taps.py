@@ -95,6 +95,11 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether the model contains a 2-D convolution, and so takes images ``(n, c, h, w)``."""
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
 def logits_of(output: object) -> Tensor:
     """The logits in a model's output: a tensor, ``.logits``, a dict with ``logits``, or the first item of a tuple."""
     if isinstance(output, Tensor):

@@ -160,6 +160,11 @@ def _best_or_default(utility: Floats, error: float) -> int:
 
 
 def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreement: float, best_auroc: float) -> str:
+    if best_auroc < HOPELESS:
+        return (
+            f"nothing works here: no candidate separates held-out ID rows from the outliers (best mean AUROC "
+            f"{best_auroc:.1%}), so {specs[place]} is only the least bad; are the features those of a trained network?"
+        )
     baseline = specs.index(BASELINE)
     order = [i for i in np.argsort(-utility[:, 0], kind="stable") if i != place]
     runner_up = int(order[0])
@@ -168,11 +173,6 @@ def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreem
     why = "kept because resamples disagree on another" if split else f"chosen in {agreement:.0%} of resamples"
     text = f"{specs[place]}, {why}; next is {specs[runner_up]}"
     text += f" ({lead:+.3f} in utility, standard error {error:.3f})"
-    if best_auroc < HOPELESS:
-        return (
-            f"nothing works here: no candidate separates held-out ID rows from the outliers (best mean AUROC "
-            f"{best_auroc:.1%}), so {specs[place]} is only the least bad; are the features those of a trained network?"
-        )
     if utility[baseline, 0] >= utility[place, 0] - error:
         text += ". Plain msp is as good as anything here"
     return text

@@ -21,7 +21,7 @@ from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.files import Record, read_record, read_tensors, serialise, write_bytes, write_record, write_tensors
 from oodles.models.deconf import Cosine
-from oodles.network.taps import eval_mode, logits_of, unwrap, usable_device
+from oodles.network.taps import eval_mode, has_convolutions, logits_of, unwrap, usable_device
 from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1
@@ -297,7 +297,7 @@ def _combined_seed(*numbers: int) -> int:
 
 def _layout(network: nn.Module, data: Pixels, device: torch.device) -> torch.memory_format:
     """Channels last is faster for convolutions, but fails in a network that flattens with ``view``."""
-    if any(isinstance(module, nn.Conv2d) for module in network.modules()):
+    if has_convolutions(network):
         images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
         with eval_mode(network):
             try:
