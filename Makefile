@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check lint format bench clean
-.PHONY: pack ship-small-network default-study detectors reproduction small-network
+.PHONY: pack ship-small-network architectures default-study detectors reproduction small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -49,6 +49,10 @@ ship-small-network: $(VENV)/.developed
 # Measure every candidate for the default detector on nine networks: docs/default-detector.md.
 default-study: $(VENV)/.developed
 	$(BIN)/python tools/write_default_study.py $(DATA)
+
+# Search the heads of many architectures with random weights: docs/architectures.md.
+architectures: $(VENV)/.developed
+	$(BIN)/python tools/write_architectures.py
 
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed

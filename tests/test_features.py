@@ -301,6 +301,41 @@ def test_to_converts_floats_and_keeps_labels_and_the_original():
     assert whole.embedding.dtype == torch.float32
 
 
+def named(rows=ROWS, **options):
+    features = make(rows)
+    return Features(features.embedding, labels=features.labels, head=features.head, **options)
+
+
+def test_class_names_and_multilabel_go_with_every_part(tmp_path):
+    names = ("ant", "bee", "cat", "dog")
+    whole = named(120, class_names=names, multilabel=True)
+    whole.save(tmp_path / "s")
+    parts = [
+        whole[3:9],
+        whole[[4, 1]],
+        whole.to(dtype=torch.float64),
+        next(whole.batches(5)),
+        *whole.split(),
+        Features.concat([whole[:5], whole[5:]]),
+        Features.load(tmp_path / "s"),
+        Features.load(tmp_path / "s")[100:],
+    ]
+    for part in parts:
+        assert (part.class_names, part.multilabel) == (names, True)
+    plain = named()
+    plain.save(tmp_path / "plain")
+    for part in (plain, plain[:3], Features.load(tmp_path / "plain")):
+        assert (part.class_names, part.multilabel) == ((), False)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c", "d", "e")])
+def test_class_names_are_one_per_class(names):
+    with pytest.raises(ArgumentError, match=f"{len(names)} class_names were given for {CLASSES} classes"):
+        named(class_names=names)
+    with pytest.raises(ArgumentError, match=f"{len(names)} class_names were given for {CLASSES} classes"):
+        Features(logits=rand(5, CLASSES), class_names=names)
+
+
 def test_to_half_refuses_overflow():
     embedding = rand(4, WIDTH)
     embedding[2, 0] = 1e5

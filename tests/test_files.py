@@ -2,12 +2,19 @@
 
 import json
 import stat
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from support.disks import files_up_to, ordinary_user
 
+from oodles.detectors import KNN
 from oodles.errors import FileError
+from oodles.features import Features
 from oodles.files import member, read_record, read_tensors, sha256, write_bytes, write_record, write_tensors, write_with
+from oodles.persistence import load_detector, save_detector
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
@@ -22,6 +29,85 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
         write_with(path, half_way)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda temporary: temporary.write_bytes(bytes(50_000)), id="bytes"),
+        pytest.param(lambda temporary: save_file({"a": torch.zeros(50_000)}, temporary), id="tensors"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line_with_a_remedy(tmp_path, write):
+    path = tmp_path / "file.safetensors"
+    write_bytes(path, b"old")
+    with files_up_to(10_000), pytest.raises(FileError) as caught:
+        write_with(path, write)
+    assert str(caught.value) == (
+        f"{path} cannot be written: File too large; free some space or choose a folder on another disk, then run the "
+        "same again"
+    )
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.safetensors"]
+
+
+def test_a_saved_detector_survives_a_replacement_that_does_not_fit(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    small, large = (
+        KNN(k=1).fit(Features(embedding=torch.randn(rows, 8, generator=generator), logits=torch.zeros(rows, 2)))
+        for rows in (10, 1000)
+    )
+    save_detector(small, tmp_path)
+    before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+    with files_up_to(10_000), pytest.raises(FileError, match=r"detector-\w+\.safetensors cannot be written: File too"):
+        save_detector(large, tmp_path)
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+    assert torch.equal(load_detector(tmp_path).bank_, small.bank_)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
+def test_a_full_disk_is_called_full(tmp_path):
+    with pytest.raises(FileError, match=r"a\.png cannot be written: the disk is full; free some space"):
+        write_with(tmp_path / "a.png", lambda _: Path("/dev/full").write_bytes(b"x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error while serializing: I/O error: No space left on device (os error 28)",
+        'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+    ],
+)
+def test_every_version_of_safetensors_is_understood(tmp_path, text):
+    def fail(_):
+        raise SafetensorError(text)
+
+    with pytest.raises(FileError, match="the disk is full"):
+        write_with(tmp_path / "a", fail)
+
+
+def test_errors_that_are_not_of_the_operating_system_are_left_alone(tmp_path):
+    for error in (OSError("cannot write mode RGBA as JPEG"), SafetensorError("tensors share memory")):
+
+        def fail(_, error=error):
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            write_with(tmp_path / "a", fail)
+        assert caught.value is error
+
+
+def test_a_folder_that_may_not_be_written_is_one_line_with_a_remedy(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    with ordinary_user(), pytest.raises(FileError) as caught:
+        write_bytes(tmp_path / "locked" / "file", b"content")
+    assert str(caught.value) == (
+        f"{tmp_path}/locked/file cannot be written: Permission denied; choose a folder that you may write to"
+    )
+    (tmp_path / "file").write_bytes(b"content")
+    with pytest.raises(FileError, match=r"file/inside cannot be written: .+; choose another folder$"):
+        write_bytes(tmp_path / "file" / "inside", b"content")
 
 
 def test_a_write_creates_its_folder_and_a_file_others_can_read(tmp_path):
@@ -102,6 +188,14 @@ def test_tensors_are_read_bit_for_bit(tmp_path):
         assert back[name].dtype == tensor.dtype
         assert torch.equal(torch.nan_to_num(back[name]), torch.nan_to_num(tensor))
         assert torch.equal(back[name].isnan(), tensor.isnan())
+
+
+def test_tensors_that_overlap_are_written_separately(tmp_path):
+    whole = torch.arange(6.0)
+    tensors = {"whole": whole, "tied": whole, "start": whole[:4], "end": whole[1:], "none": torch.zeros(0)}
+    back = read_tensors(tmp_path, write_tensors(tmp_path, "stem", tensors))
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_different_tensors_have_different_file_names(tmp_path):

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support import networks
 from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
 from support.snapshots import portrait
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from oodles.calibration import Threshold, calibrate
 from oodles.data.transforms import Transform
@@ -155,7 +157,7 @@ def test_it_stays_in_eval_mode_and_leaves_the_model_as_it_was():
     before = portrait(guard.model)
     statistics = guard.model.body.bn1.running_mean.clone()
     guard(pictures(4))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DataError, match=r"Net does not accept images \(float32 \(2, 7, 8, 8\)\)"):
         guard(torch.zeros(2, 7, 8, 8))
     assert portrait(guard.model) == before
     assert torch.equal(guard.model.body.bn1.running_mean, statistics)
@@ -270,6 +272,98 @@ def test_fit_needs_enough_rows_to_hold_some_out():
         Guard.fit(seeded(networks.Net), batched(90, 30), detector=DICE(p=0.5))
     few = Guard.fit(seeded(networks.Net), batched(90, 30), calibration=CALIBRATION, detector=DICE(p=0.5))
     assert few.threshold.calibration_size == 60
+
+
+# Models without a linear head, several classes per input, names ---------------------------------
+
+
+def test_fit_falls_back_to_logits_with_a_warning_if_there_is_no_linear_head():
+    model = networks.spread(seeded(networks.Prototypes))
+    with pytest.warns(
+        UserWarning, match="only logits are used, since no linear head was found: Prototypes has a proto"
+    ):
+        guard = Guard.fit(model, TRAIN, calibration=CALIBRATION)
+    assert isinstance(guard.detector, DefaultEnsemble)
+    assert {name for member in guard.detector.members for name in member.scores_from} == {"logits"}
+    assert guard.head is False
+    verdict = guard(pictures(9))
+    with torch.no_grad():
+        assert torch.equal(verdict.logits, model(pictures(9)))
+    features = extract(model, [pictures(9)], head=False)
+    torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-5, atol=1e-5)
+    with pytest.warns(UserWarning, match="only logits are used"):
+        assert Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="gen").head is False
+
+
+def test_fit_does_not_fall_back_for_a_detector_that_needs_the_head():
+    model = networks.spread(seeded(networks.Prototypes))
+    with pytest.raises(HeadError, match="prototype"):
+        Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="dice(0.5)")
+
+
+def test_fit_reads_a_loader_that_can_be_read_once():
+    guard = Guard.fit(networks.spread(seeded(networks.Net)), iter(TRAIN), calibration=iter(CALIBRATION))
+    assert guard.threshold.calibration_size == 60
+    with pytest.raises(HeadError, match="prototype"):
+        Guard.fit(networks.spread(seeded(networks.Prototypes)), iter(TRAIN), calibration=iter(CALIBRATION))
+
+
+@pytest.mark.filterwarnings("ignore:.*returns probabilities")
+def test_a_multi_label_model_has_a_default_of_its_own_and_refuses_a_softmax():
+    model = networks.spread(seeded(networks.Sigmoid))
+    guard = Guard.fit(model, TRAIN, calibration=CALIBRATION)
+    assert [member.spec for member in guard.detector.members] == ["joint_energy", "max_logit", "knn(k=5, bank=2000)"]
+    verdict = guard(pictures(9))
+    with torch.no_grad():
+        assert torch.equal(verdict.logits, model(pictures(9))), "what the model returned, bit for bit"
+    features = extract(model, [pictures(9)])
+    torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-3, atol=1e-3)
+    with pytest.raises(
+        ArgumentError, match=r"msp takes classes as exclusive, but the model is multi-label.*joint_energy"
+    ):
+        Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="msp")
+    with pytest.raises(ArgumentError, match="msp takes classes as exclusive"):
+        Guard(model, MSP(), guard.threshold)(pictures(3))
+    assert len(Guard(model, MSP(), guard.threshold, multilabel=False)(pictures(3)).score) == 3
+    with pytest.raises(ArgumentError, match="energy takes classes as exclusive"):
+        Guard(seeded(networks.Net), Energy(), guard.threshold, multilabel=True)(pictures(3))
+
+
+NAMES = tuple("abcde")
+
+
+def test_class_names_are_given_or_configured_and_kept_from_fit_to_load(tmp_path):
+    model = seeded(networks.Net)
+    assert Guard.fit(model, TRAIN, detector="energy").class_names == ()
+    guard = Guard.fit(model, TRAIN, detector="energy", classes=NAMES)
+    assert guard.class_names == NAMES
+    guard.save(tmp_path / "g")
+    assert load_guard(tmp_path / "g")[2]["class_names"] == list(NAMES)
+    assert Guard.load(tmp_path / "g", model).class_names == NAMES
+    model.config = SimpleNamespace(id2label=dict(enumerate("vwxyz")))
+    assert Guard(model, guard.detector, guard.threshold).class_names == tuple("vwxyz")
+    assert Guard.fit(model, TRAIN, detector="energy").class_names == tuple("vwxyz")
+    assert Guard.load(tmp_path / "g", model).class_names == NAMES, "a saved guard keeps its own names"
+    with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
+        Guard.fit(model, TRAIN, detector="energy", classes=["a", "b"])
+
+
+def test_class_names_of_folders_are_kept(tmp_path):
+    dataset = TensorDataset(*map(torch.cat, zip(*TRAIN, strict=True)))
+    dataset.classes = list(NAMES)
+    guard = Guard.fit(seeded(networks.Net), DataLoader(dataset, batch_size=40), detector="energy")
+    assert guard.class_names == NAMES
+
+
+def test_a_batch_may_be_given_as_the_loader_gives_it():
+    guard, _ = guarded()
+    images, labels = pictures(6), torch.zeros(6, dtype=torch.long)
+    want = guard(images)
+    for batch in ((images, labels), [images, labels], {"image": images, "label": labels}):
+        verdict = guard(batch)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(verdict, want, strict=True))
+    assert torch.equal(guard(images=images).score, want.score), "by the name of the argument of forward"
+    assert torch.equal(guard(images, labels=labels).score, want.score)
 
 
 # Invalid arguments --------------------------------------------------------------------------------

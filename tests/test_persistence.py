@@ -39,7 +39,7 @@ from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
 from oodles.files import write_record, write_tensors
 from oodles.functional import energy, msp
-from oodles.persistence import load_detector, save_detector
+from oodles.persistence import load_detector, load_guard, save_detector, save_guard, save_threshold
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
@@ -606,3 +606,21 @@ def test_a_damaged_detector_can_be_written_again(saved: Path, features: Features
     refused(saved, "again")
     detector = DICE(p=0.5).fit(features)
     assert torch.equal(reloaded(detector, saved).score(features), detector.score(features))
+
+
+def test_a_new_threshold_leaves_the_rest_of_a_guard_as_it_is(features: Features, tmp_path: Path) -> None:
+    old, new = (oodles.Threshold(value=value, id_rate=0.9, calibration_size=50) for value in (0.25, 0.5))
+    about = {"model": "f00d", "head": "fc", "preprocessing": {"size": 8}, "class_names": ["a", "b"]}
+    save_guard(tmp_path, DICE(p=0.7).fit(features), old, **about)
+    before, (_, _, record) = set(tmp_path.iterdir()), load_guard(tmp_path)
+    save_threshold(tmp_path, new)
+    detector, threshold, again = load_guard(tmp_path)
+    assert threshold == new
+    assert detector.spec == "dice(0.7)+energy"
+    assert {**again, "threshold": record["threshold"]} == record
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_threshold_is_not_added_to_what_is_not_a_guard(saved: Path) -> None:
+    with pytest.raises(FileError, match=r"guard\.json does not exist"):
+        save_threshold(saved, oodles.Threshold(value=0.5, id_rate=0.9, calibration_size=50))

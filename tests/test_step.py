@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import adascale as slow
 
-from oodles.features import Step
+from oodles.steps import Step
 
 
 def step(share, epsilon=0.5, std=()):

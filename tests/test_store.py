@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from support.disks import files_up_to, ordinary_user
 
-from oodles.errors import FileError
+from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
 from oodles.files import sha256, write_record
+from oodles.network.extraction import extract
 from oodles.store import Shard, Store, Writer, is_store, read_manifest, stored_rows
 
 ABOUT = {"model": "a" * 64, "dtype": "torch.float32"}
@@ -88,6 +91,141 @@ def test_a_store_of_another_extraction_is_refused_and_the_difference_reported(tm
         pass
     assert (tmp_path / "s" / "manifest.json").read_bytes() == before
     write(tmp_path / "s")  # the lock was released
+
+
+PREPROCESSING = {"size": 224, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+NAMES = [f"class number {number}" for number in range(100)]
+LAYERS = ["a_long_name_for_a_part_of_the_network.block", "a_long_name_for_another_part_of_the_network.block"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "difference"),
+    [
+        (
+            {"preprocessing": PREPROCESSING},
+            {"preprocessing": {**PREPROCESSING, "mean": [0.5, 0.5, 0.5]}},
+            "preprocessing.mean ([0.485, 0.456, 0.406], not [0.5, 0.5, 0.5])",
+        ),
+        ({"preprocessing": PREPROCESSING}, {"preprocessing": None}, "preprocessing ({'size': 224, '..., not None)"),
+        ({"model": "a" * 64}, {"model": "b" * 64}, f"model ({'a' * 15}..., not {'b' * 15}...)"),
+        ({"model": "a" * 64}, {"model": "a" * 63 + "b"}, "model (...aaaaaa..., not ...aaaaab...)"),
+        ({"layers": LAYERS}, {"layers": LAYERS[::-1]}, f"layers[0] ({LAYERS[0]}, not {LAYERS[1]})"),
+        ({"names": NAMES}, {"names": NAMES[:99]}, "names (100 entries, not 99)"),
+        ({"names": NAMES}, {"names": [*NAMES[:99], "x"]}, "names[99] (class number 99, not x)"),
+        ({"head": None}, {"head": False}, "head (None, not False)"),
+        ({}, {"names": ["cat"]}, "names (None, not ['cat'])"),
+        ({"count": 0}, {}, "count (0, not None)"),
+    ],
+)
+def test_the_part_that_differs_is_shown(tmp_path, stored, asked, difference):
+    write(tmp_path / "s", about=stored)
+    with pytest.raises(FileError) as caught, Writer(tmp_path / "s", asked):
+        pass
+    assert str(caught.value) == (
+        f"{tmp_path / 's'} was written with another {difference}; choose another store or delete this one"
+    )
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}, "", ()])
+def test_a_key_that_says_nothing_may_be_missing(tmp_path, value):
+    for number, (stored, asked) in enumerate(((ABOUT, {**ABOUT, "new": value}), ({**ABOUT, "new": value}, ABOUT))):
+        write(tmp_path / f"{number}", shards=1, finish=False, about=stored)
+        write(tmp_path / f"{number}", shards=2, about=asked)
+        assert len(Store(tmp_path / f"{number}").shards) == 2
+
+
+def test_tuples_are_no_difference_and_what_is_not_plain_is_refused(tmp_path):
+    about = {"preprocessing": {"mean": (0.5, 0.5, 0.5)}}
+    write(tmp_path / "s", shards=1, finish=False, about=about)
+    write(tmp_path / "s", shards=2, about=about)
+    with pytest.raises(ArgumentError, match=r"t can only record plain values .*Tensor"):
+        Writer(tmp_path / "t", {"preprocessing": {"mean": torch.zeros(3)}})
+
+
+# Disks that refuse ------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+def test_a_shard_that_does_not_fit_leaves_those_before_it(tmp_path):
+    write(tmp_path / "s", shards=2, finish=False)
+    before = contents(tmp_path / "s")
+    with Writer(tmp_path / "s", ABOUT) as writer, files_up_to(10_000), pytest.raises(FileError) as caught:
+        writer.append(part(200, rows=1000), "inputs 2")
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 's' / 'shard-00002.safetensors'} cannot be written: File too large; free some")
+    assert line.endswith("run the same again (the 8 rows before it are kept)")
+    assert contents(tmp_path / "s") == before
+    write(tmp_path / "s", shards=3)
+    assert [shard.rows for shard in Store(tmp_path / "s").shards] == [4, 4, 4]
+
+
+def test_a_manifest_that_does_not_fit_leaves_the_shards_before_it(tmp_path):
+    write(tmp_path / "s", shards=2, finish=False)
+    before = contents(tmp_path / "s")
+    with Writer(tmp_path / "s", ABOUT) as writer:
+        # one more shard fits, but not the manifest that lists it
+        with files_up_to(len(before["manifest.json"])), pytest.raises(FileError, match=r"manifest\.json cannot be"):
+            writer.append(part(200), "inputs 2")
+        assert len(writer.shards) == 2
+        assert contents(tmp_path / "s") == before
+        with files_up_to(100), pytest.raises(FileError, match=r"manifest\.json cannot be written"):
+            writer.finish()
+        assert not writer.complete
+        writer.append(part(200), "inputs 2")
+    assert stored_rows(read_manifest(tmp_path / "s")) == 12
+
+
+@pytest.mark.parametrize("limit", [0, 2000], ids=["no manifest", "no shard"])
+def test_a_store_for_which_nothing_fits_is_removed(tmp_path, limit):
+    with (
+        files_up_to(limit),
+        pytest.raises(FileError, match=r"s/.+ cannot be written: File too large; free some space"),
+        Writer(tmp_path / "s", ABOUT) as writer,
+    ):
+        writer.append(part(0, rows=1000), "inputs 0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_extraction_continues_after_the_disk_was_full(tmp_path, monkeypatch):
+    monkeypatch.setattr("oodles.network.extraction.SHARD_ELEMENTS", 1)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)).eval()
+    batches = [torch.randn(size, 3, 2, 2, generator=torch.Generator().manual_seed(size)) for size in (2, 3, 400)]
+    with files_up_to(10_000), pytest.raises(FileError, match=r"shard-00002.*the 5 rows before it are kept"):
+        extract(model, batches, store=tmp_path / "s")
+    assert {path.name for path in (tmp_path / "s").glob("shard*")} == {f"shard-0000{n}.safetensors" for n in (0, 1)}
+    resumed, whole = extract(model, batches, store=tmp_path / "s"), extract(model, batches)
+    assert torch.equal(resumed.logits, whole.logits)
+    assert torch.equal(resumed.embedding, whole.embedding)
+
+
+def test_a_folder_that_may_not_be_written_is_one_line_with_a_remedy(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    for path in (tmp_path / "locked", tmp_path / "locked" / "s"):
+        with ordinary_user(), pytest.raises(FileError) as caught, Writer(path, ABOUT):
+            pass
+        assert str(caught.value) == (
+            f"{path} cannot be written: Permission denied; choose a folder that you may write to"
+        )
+    (tmp_path / "file").write_bytes(b"content")
+    with (
+        pytest.raises(FileError, match=r"file/s cannot be written: .+; choose"),
+        Writer(tmp_path / "file" / "s", ABOUT),
+    ):
+        pass
+
+
+def test_a_shard_that_may_not_be_read_is_refused(tmp_path):
+    write(tmp_path / "s")
+    (shard, *_) = Store(tmp_path / "s").shards
+    shard.path.chmod(0)
+    with ordinary_user(), pytest.raises(FileError, match=r"shard-00000.* cannot be read \(Permission denied\)"):
+        shard.columns()
+
+
+# Heads and files --------------------------------------------------------------------------------
 
 
 def test_another_head_on_resume_is_refused(tmp_path):
@@ -182,6 +320,17 @@ def test_a_newer_store_is_refused_with_a_remedy(tmp_path):
     for attempt in (lambda: Store(tmp_path / "s"), lambda: write(tmp_path / "s", 5)):
         with pytest.raises(FileError, match=r"schema 2.*use the one that wrote it"):
             attempt()
+
+
+def test_a_missing_or_shortened_shard_is_refused_with_a_remedy_that_works(tmp_path):
+    for damage in (lambda shard: shard.unlink(), lambda shard: shard.write_bytes(b"half")):
+        write(tmp_path / "s")
+        damage(tmp_path / "s" / "shard-00001.safetensors")
+        with pytest.raises(FileError, match=rf"shard-00001.*; delete the folder {tmp_path / 's'} and extract again"):
+            Store(tmp_path / "s")
+        shutil.rmtree(tmp_path / "s")
+    write(tmp_path / "s")
+    assert len(Store(tmp_path / "s").shards) == 2
 
 
 def test_a_shard_that_is_not_a_safetensors_file_is_refused(tmp_path):

@@ -48,7 +48,7 @@ def main() -> None:
     even = torch.arange(0, len(test), 2)
     detector = Energy()
     threshold = calibrate(detector.score(test[even]), 0.95)
-    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, preprocessing)
+    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, preprocessing, images.classes)
     record = json.loads((arguments.run / RECORD).read_text())
     last = record["metrics"][-1]
     card = {

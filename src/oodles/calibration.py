@@ -61,7 +61,7 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     >>> calibrate(torch.arange(1.0, 100.0), id_rate=0.95).value
     5.0
     """
-    scores = np.asarray(id_scores.detach().cpu().double().numpy() if isinstance(id_scores, Tensor) else id_scores)
+    scores = _as_array(id_scores)
     if scores.dtype.kind not in "fiu":
         raise DataError(f"ID scores must be numbers, got {scores.dtype}")
     check_id_rate(id_rate)
@@ -111,14 +111,13 @@ def conformal(detector: Detector, calibration: Features) -> Conformal:
     return Conformal(detector, scores.sort().values)
 
 
-def p_values(scores: Tensor, calibration_scores: Tensor) -> Floats:
+def p_values(scores: Tensor | npt.ArrayLike, calibration_scores: Tensor | npt.ArrayLike) -> Floats:
     """The fraction of ID calibration scores at most as large as each score, counting the score itself.
 
     >>> p_values(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 2.0, 3.0]))
     array([0.25, 0.75])
     """
-    reference = np.sort(calibration_scores.double().numpy())
-    values = scores.double().numpy()
+    reference, values = np.sort(_as_array(calibration_scores)), _as_array(scores)
     at_most = np.searchsorted(reference, values, side="right")
     at_most = np.where(np.isnan(values), 0, at_most)
     return np.asarray((1 + at_most) / (len(reference) + 1), dtype=np.float64)
@@ -140,3 +139,7 @@ def benjamini_hochberg(values: npt.ArrayLike, fdr: float = 0.05) -> npt.NDArray[
     ordered = np.sort(given)
     passing = np.flatnonzero(ordered <= fdr * np.arange(1, len(given) + 1) / len(given))
     return np.asarray(given <= (ordered[passing[-1]] if len(passing) else -1.0))
+
+
+def _as_array(scores: Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
+    return np.asarray(scores.detach().cpu().double().numpy() if isinstance(scores, Tensor) else scores)

@@ -72,7 +72,7 @@ def run_demo(out: Path, console: Console) -> list[Row]:
     )
     write_text(out / "rows.json", rows_json([*rows, *ablated]))
     save_figure(_figure(train, test, ood, rows), out / "scores.png")
-    console.print(f"rows: {out / 'rows.json'}   histograms: {out / 'scores.png'}")
+    console.print(f"rows: {out / 'rows.json'}   histograms: {out / 'scores.png'}", markup=False)
     return rows
 
 

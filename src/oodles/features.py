@@ -1,7 +1,7 @@
-"""``Features``, ``Head`` and ``Step``: the data structures that every other part of oodles works on."""
+"""``Features`` and ``Head``: the data structures that every other part of oodles works on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
@@ -31,8 +31,9 @@ class Head:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
+        device = torch.as_tensor(self.weight).device
         for name, part in self.tensors().items():
-            object.__setattr__(self, name, torch.as_tensor(part))  # from NumPy too
+            object.__setattr__(self, name, torch.as_tensor(part).to(device))  # from NumPy too
         if self.weight.ndim != 2:
             raise ShapeError(f"a head's weight is (classes, width), got shape {tuple(self.weight.shape)}")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
@@ -76,7 +77,8 @@ class Head:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Head":
         """The same head on another device or with another floating-point type."""
-        return Head(**{name: tensor.to(device=device, dtype=dtype) for name, tensor in self.tensors().items()})
+        parts = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.tensors().items()}
+        return self if parts["weight"] is self.weight and parts.get("bias") is self.bias else Head(**parts)
 
     def same_as(self, other: "Head") -> bool:
         """Whether both have exactly the same numbers."""
@@ -86,54 +88,13 @@ class Head:
         return all(torch.equal(mine.cpu(), theirs[name].cpu()) for name, mine in self.tensors().items())
 
 
-Objective = Callable[[Columns], Tensor]  # one number per image, which an input step lowers, from its columns
-
-
 @dataclass(frozen=True, eq=False)
-class Step:
-    """Images moved by ``-epsilon * sign(gradient of objective)``; of the following pass the column ``keep`` is kept.
+class Classifier:
+    """What is known of the model that features came from."""
 
-    The result becomes the column ``layer.<name>``, so the name must distinguish objective and epsilon from all others;
-    ``identity`` distinguishes objectives of the same name that were learned from different rows. With ``std`` the step
-    is divided by it per channel, so that epsilon is in units of raw pixels, as in ODIN's code. With ``share`` only
-    that fraction of an image's values is moved, those with the smallest gradients. A value whose gradient is zero does
-    not move. Steps with the same objective share its backward pass.
-    """
-
-    name: str
-    objective: Objective
-    epsilon: float
-    keep: str = "logits"
-    std: tuple[float, ...] = ()
-    share: float = 1.0
-    identity: str = ""
-
-    @property
-    def column(self) -> str:
-        """The column that holds the result."""
-        return LAYER + self.name
-
-    def move(self, images: Tensor, gradient: Tensor) -> Tensor:
-        """The images after the step."""
-        step = gradient.sign()
-        if self.share < 1:
-            size = gradient.abs().flatten(1)
-            limit = size.kthvalue(max(1, round(self.share * size.shape[1])), dim=1).values
-            step = step * (size <= limit[:, None]).view_as(step)
-        if self.std:
-            if images.ndim < 3 or len(self.std) != images.shape[1]:
-                raise ArgumentError(f"std={self.std} does not fit images of shape {tuple(images.shape[1:])}")
-            step = step / step.new_tensor(self.std).view(1, -1, *(1,) * (images.ndim - 2))
-        return images - self.epsilon * step
-
-
-def distinct_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Steps of the same name once."""
-    once: dict[str, Step] = {}
-    for step in steps:
-        if once.setdefault(step.name, step).identity != step.identity:
-            raise ArgumentError(f"two detectors fitted on different rows need the step {step.name!r}; run each alone")
-    return tuple(once.values())
+    head: Head | None = None
+    class_names: tuple[str, ...] = ()
+    multilabel: bool = False
 
 
 class Block(Protocol):
@@ -173,15 +134,17 @@ class Features:
     """Embeddings, logits and labels of ``n`` images, with the head that turns embeddings into logits.
 
     ``embedding`` is ``(n, m)``, ``logits`` ``(n, C)`` (computed from the head if not given), ``labels`` ``(n,)``
-    integers or None, ``layers`` pooled activations of inner modules by name. Values are validated once, here;
-    afterwards a ``Features`` never changes. One that was loaded from disk is memory-mapped: :meth:`batches`, slices
-    and :meth:`split` read only the rows they return.
+    integers or None, ``layers`` pooled activations of inner modules by name, ``class_names`` the names of the C
+    classes, and ``multilabel`` says that each logit has a sigmoid of its own in place of one softmax over all. Tensors
+    or NumPy arrays are validated once, here, and all moved to the device of the embedding (of the logits without one);
+    afterwards a ``Features`` never changes. One that was loaded from disk is memory-mapped: :meth:`batches`, slices and
+    :meth:`split` read only the rows they return.
 
     >>> Features(torch.ones(3, 2), head=Head(torch.eye(2)), labels=torch.tensor([0, 1, 1]))
     Features(rows=3, width=2, classes=2, labels=yes)
     """
 
-    __slots__ = ("_blocks", "_head", "_joined", "_names", "_rows")
+    __slots__ = ("_blocks", "_joined", "_model", "_names", "_rows")
 
     def __init__(
         self,
@@ -191,29 +154,43 @@ class Features:
         labels: Tensor | None = None,
         head: Head | None = None,
         layers: Mapping[str, Tensor] | None = None,
+        class_names: Sequence[str] = (),
+        multilabel: bool = False,
     ) -> None:
         given = {"embedding": embedding, "logits": logits, "labels": labels}
         columns = {name: torch.as_tensor(column) for name, column in given.items() if column is not None}
         for name, activation in (layers or {}).items():
-            columns[LAYER + name] = activation
+            columns[LAYER + name] = torch.as_tensor(activation)
         check_columns(columns, None if head is None else head.shape)
+        device = next(iter(columns.values())).device
+        columns = {name: column.to(device) for name, column in columns.items()}
         if head is not None:
-            check_logits(columns, head, head.weight.device)
-        self._build([_InMemory(len(next(iter(columns.values()))), columns)], columns, head)
+            head = head.to(device)
+            check_logits(columns, head)
+        model = Classifier(head, tuple(map(str, class_names)), multilabel)
+        self._build([_InMemory(len(next(iter(columns.values()))), columns)], columns, model)
+        if class_names and len(class_names) != self.classes:
+            raise ArgumentError(f"{len(class_names)} class_names were given for {self.classes} classes")
 
-    def _build(self, blocks: Sequence[Block], names: Iterable[str], head: Head | None) -> None:
+    def _build(self, blocks: Sequence[Block], names: Iterable[str], model: Classifier) -> None:
         self._blocks = tuple(blocks)
         self._names = frozenset(names)
         self._rows = sum(block.rows for block in self._blocks)
-        self._head = head
+        self._model = model
         self._joined: Columns = {}
 
     @classmethod
-    def _trusted(cls, blocks: Sequence[Block], names: Iterable[str], head: Head | None) -> Self:
+    def _trusted(cls, blocks: Sequence[Block], names: Iterable[str], model: Classifier) -> Self:
         """Rows that were validated before: slices of a Features, or shards protected by a checksum."""
         self = cls.__new__(cls)
-        self._build(blocks, names, head)
+        self._build(blocks, names, model)
         return self
+
+    @classmethod
+    def unvalidated(cls, columns: Columns, head: Head | None = None) -> Self:
+        """Rows as they come out of a network, which may contain NaN or infinite values."""
+        rows = len(next(iter(columns.values())))
+        return cls._trusted([_InMemory(rows, columns)], columns, Classifier(head))
 
     def __len__(self) -> int:
         return self._rows
@@ -225,7 +202,24 @@ class Features:
     @property
     def head(self) -> Head | None:
         """The last linear layer, or None if only logits are known."""
-        return self._head
+        return self._model.head
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the C classes, in the order of the logits; () if they are unknown."""
+        return self._model.class_names
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an input may belong to several classes: one sigmoid per logit, no softmax."""
+        return self._model.multilabel
+
+    @property
+    def device(self) -> torch.device:
+        """Where all columns and the head are."""
+        if self.head is not None:
+            return self.head.weight.device
+        return next(iter(self._blocks[0].columns().values())).device
 
     @property
     def embedding(self) -> Tensor:
@@ -238,9 +232,9 @@ class Features:
     def logits(self) -> Tensor:
         """The head's output, ``(n, C)``: the network's own if it was kept, else computed once from the embedding."""
         if "logits" not in self._names and "logits" not in self._joined:
-            if self._head is None:
+            if self.head is None:
                 raise DataError(f"{self} has neither logits nor a head to compute them from")
-            self._joined["logits"] = self._head(self.embedding)
+            self._joined["logits"] = self.head(self.embedding)
         return self._column("logits")
 
     @property
@@ -258,19 +252,19 @@ class Features:
         """m, the length of an embedding; 0 if only logits are known."""
         if "embedding" not in self._names:
             return 0
-        return self._head.width if self._head is not None else self._blocks[0].columns()["embedding"].shape[1]
+        return self.head.width if self.head is not None else self._blocks[0].columns()["embedding"].shape[1]
 
     @property
     def classes(self) -> int:
         """C, the number of logits; 0 if only embeddings are known."""
-        if self._head is not None:
-            return self._head.classes
+        if self.head is not None:
+            return self.head.classes
         return self._blocks[0].columns()["logits"].shape[1] if "logits" in self._names else 0
 
     def holds(self, column: str) -> bool:
         """Whether ``embedding``, ``logits``, ``labels``, ``head`` or ``layer.<name>`` is available."""
         if column == "head":
-            return self._head is not None
+            return self.head is not None
         return self.classes > 0 if column == "logits" else column in self._names
 
     def column(self, name: str) -> Tensor:
@@ -318,7 +312,7 @@ class Features:
         if isinstance(index, slice) and index.step in (None, 1):
             picked = self._span(*index.indices(len(self))[:2])
         else:
-            chosen = index if isinstance(index, slice) else torch.as_tensor(index)
+            chosen = index if isinstance(index, slice) else torch.as_tensor(index).to(self.device)
             if isinstance(chosen, Tensor) and chosen.ndim != 1:
                 raise ArgumentError(f"features take a slice, a list of rows or a mask, not {index!r}")
             picked = self._pick({name: self._column(name) for name in self._names}, chosen)
@@ -335,7 +329,7 @@ class Features:
             if low < high:
                 pieces.extend(self._pick(block.columns(), slice(low, high))._blocks)
             offset += block.rows
-        return Features._trusted(pieces, self._names, self._head)
+        return Features._trusted(pieces, self._names, self._model)
 
     def _gather(self, rows: Tensor) -> "Features":
         """The rows of an ascending index, without reading any of them yet."""
@@ -346,12 +340,12 @@ class Features:
             if len(inside):
                 pieces.append(_Gathered(block, inside))
             offset += block.rows
-        return Features._trusted(pieces, self._names, self._head)
+        return Features._trusted(pieces, self._names, self._model)
 
     def _pick(self, columns: Columns, index: slice | Tensor) -> "Features":
         picked = {name: column[index] for name, column in columns.items()}
         rows = len(next(iter(picked.values())))
-        return Features._trusted([_InMemory(rows, picked)], picked, self._head)
+        return Features._trusted([_InMemory(rows, picked)], picked, self._model)
 
     @classmethod
     def concat(cls, parts: Sequence["Features"]) -> "Features":
@@ -363,29 +357,32 @@ class Features:
             if part._names != first._names:
                 differing = ", ".join(sorted(part._names ^ first._names))
                 raise ShapeError(f"{part} and {first} do not have the same columns ({differing})")
-            heads = part._head, first._head
+            heads = part.head, first.head
             alike = heads[0] is heads[1] or (heads[0] and heads[1] and heads[0].same_as(heads[1]))
             if not alike or part.width != first.width or part.classes != first.classes:
                 raise ShapeError(f"{part} and {first} come from different heads and cannot be concatenated")
-        return cls._trusted([block for part in parts for block in part._blocks], first._names, first._head)
+            if part.device != first.device:
+                raise ArgumentError(f"{part} is on {part.device}, {first} on {first.device}; move one of them with .to")
+        return cls._trusted([block for part in parts for block in part._blocks], first._names, first._model)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Features":
         """The same rows on another device or with another floating-point type; labels stay integers."""
         kinds = {name: None if name == "labels" else dtype for name in self._names}
         columns = {name: self._column(name).to(device=device, dtype=kind) for name, kind in kinds.items()}
-        head = None if self._head is None else self._head.to(device, dtype)
+        head = None if self.head is None else self.head.to(device, dtype)
         if dtype in (torch.float16, torch.bfloat16):
             check_columns(columns, None if head is None else head.shape)
-        return Features._trusted([_InMemory(len(self), columns)], columns, head)
+        return Features._trusted([_InMemory(len(self), columns)], columns, replace(self._model, head=head))
 
     def save(self, path: str | Path, *, dtype: torch.dtype = torch.float32, note: str = "") -> None:
         """Write a feature store to the folder ``path``; ``note`` is free text kept with it."""
-        head = {} if self._head is None else self._head.tensors()
+        head = {} if self.head is None else self.head.tensors()
         about = {"dtype": str(dtype), "head": fingerprint(head) if head else "none"}
         with Writer(Path(path), about, note) as writer:
             if writer.shards:
                 raise DataError(f"{path} already holds features; choose another folder or delete it")
             writer.write_head(head)
+            writer.manifest.update(class_names=list(self.class_names), multilabel=self.multilabel)
             per_row = sum(block[name].shape[1:].numel() for block in [self._blocks[0].columns()] for name in block)
             for batch in self.batches(max(1, SHARD_ELEMENTS // max(1, per_row))):
                 stored = to_storage({name: batch._column(name) for name in batch._names}, dtype)
@@ -397,4 +394,5 @@ class Features:
         """Open a feature store: takes milliseconds whatever its size; rows are memory-mapped when used."""
         store = Store(Path(path))
         head = Head(**store.head) if store.head else None
-        return cls._trusted(store.shards, store.columns, head)
+        names, multilabel = store.manifest.get("class_names", ()), store.manifest.get("multilabel", False)
+        return cls._trusted(store.shards, store.columns, Classifier(head, tuple(names), multilabel))

@@ -1,10 +1,13 @@
 """Atomic writes, checksums, and JSON records that carry their own checksum."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +28,52 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file, force it to disk, then rename it to ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            write(temporary)
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While ``path`` is written, what the operating system refuses becomes a :class:`FileError` with a remedy."""
     try:
-        write(temporary)
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except FileError:
+        raise
+    except (OSError, SafetensorError) as error:
+        code = _error_number(error)
+        if code is None:  # not from the operating system
+            raise
+        reason = "the disk is full" if code == errno.ENOSPC else os.strerror(code)
+        refused = FileError(f"{path} cannot be written: {reason}; {_remedy(code)}")
+        refused.strerror = reason
+        raise refused from None
+
+
+def _error_number(error: Exception) -> int | None:
+    """The operating system's number for an error; safetensors gives it only as part of its text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"(?:os error |code: )(\d+)", str(error))
+    return int(found[1]) if found else None
+
+
+def _remedy(code: int) -> str:
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space or choose a folder on another disk, then run the same again"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that you may write to"
+    return "choose another folder"
 
 
 def sha256(path: Path) -> str:
@@ -85,11 +122,11 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Rec
 
 
 def serialise(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as safetensors bytes; those that share memory (tied weights) are written separately."""
+    """Tensors as safetensors bytes; those that share memory (tied weights, slices) are written separately."""
     written: dict[int, str] = {}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     separate = {
-        name: tensor if written.setdefault(tensor.data_ptr(), name) == name else tensor.clone()
+        name: tensor if written.setdefault(tensor.untyped_storage().data_ptr(), name) == name else tensor.clone()
         for name, tensor in plain.items()
     }
     return serialise_tensors(separate)

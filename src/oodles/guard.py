@@ -1,6 +1,7 @@
 """``Guard``: a model, a detector and a threshold in one module that also says when not to trust the model."""
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -8,17 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from oodles.calibration import Threshold, calibrate, check_id_rate
+from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches
+from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.detectors import Detector, default_detector
-from oodles.detectors.base import INPUTS, check_fitted, check_head, extra_columns
+from oodles.detectors.base import INPUTS, check_fitted, check_head, check_multilabel, extra_columns
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
 from oodles.detectors.parse import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
+from oodles.explanation import Explanation, explain
+from oodles.features import Features
 from oodles.files import Record
+from oodles.network.classes import class_names
 from oodles.network.extraction import extract, model_fingerprint
-from oodles.network.forward import ForwardPass, HeadName
+from oodles.network.forward import ForwardPass, HeadName, Pass
 from oodles.network.perturbation import run_with_steps
-from oodles.network.taps import has_convolutions, unwrap
+from oodles.network.taps import eval_mode, has_convolutions, unwrap
 from oodles.persistence import load_guard, save_guard
 from oodles.selection.tuning import tune
 
@@ -39,7 +45,9 @@ class Guard(nn.Module):
     ``extract`` was given, if any. It must have the width that the detector was fitted on. ``is_id`` is
     ``score >= threshold``, and the score of an input whose embedding or logits are not finite is NaN, so
     such an input is never in-distribution. ``preprocessing`` says how images were resized and normalised; it is saved
-    with the guard, so that ``oodles score`` treats images the same way.
+    with the guard, so that ``oodles score`` treats images the same way. ``classes`` are the names of the model's
+    classes, in order; by default those in ``model.config.id2label``. ``multilabel`` says whether an input may have
+    several classes; by default what the model shows.
     """
 
     def __init__(
@@ -50,6 +58,8 @@ class Guard(nn.Module):
         *,
         head: HeadName = None,
         preprocessing: Transform | Record | None = None,
+        classes: Sequence[str] | None = None,
+        multilabel: bool | None = None,
     ) -> None:
         super().__init__()
         check_fitted(detector)
@@ -62,6 +72,9 @@ class Guard(nn.Module):
         self.threshold = threshold
         self.head: HeadName = head
         self.preprocessing: Record | None = preprocessing_record(preprocessing)
+        self.class_names = class_names(unwrap(model), None, classes)
+        self.multilabel = multilabel
+        self._reader = BatchReader(unwrap(model))
         self._forward: ForwardPass | None = None
         self.eval()
 
@@ -75,31 +88,49 @@ class Guard(nn.Module):
         detector: str | Detector | None = None,
         id_rate: float = 0.95,
         head: HeadName = None,
+        labels: LabelsAt = True,
+        classes: Sequence[str] | None = None,
+        multilabel: bool | None = None,
         device: torch.device | str | None = None,
         preprocessing: Transform | Record | None = None,
     ) -> "Guard":
-        """A guard for ``model`` from ID images alone: fits the detector (the default one if None) and its threshold.
+        """A guard for ``model`` from ID inputs alone: fits the detector (the default one if None) and its threshold.
 
-        ``train`` are images to fit on, ``calibration`` ID images that the model was not trained on, for the threshold.
-        Without them a fifth of the training rows is set aside for that, which accepts fewer new images than asked for,
-        because a network fits its training images better than new ones. ``detector`` may be text, such as ``"knn"``;
-        ``preprocessing`` is taken from ``train`` if that is an :class:`oodles.data.loaders.ImageLoader`.
+        ``train`` are inputs to fit on, ``calibration`` ID inputs that the model was not trained on, for the threshold.
+        Without them a fifth of the training rows is set aside for that, which accepts fewer new inputs than asked for,
+        because a network fits its training data better than new data. ``detector`` may be text, such as ``"knn"``. If
+        the model has no linear head, the default is made of detectors that need only logits. ``labels``, ``classes``
+        and ``multilabel`` are those of :func:`oodles.extract`; ``preprocessing`` is taken from ``train`` if that is an
+        :class:`oodles.data.loaders.ImageLoader`.
         """
         check_id_rate(id_rate)
-        chosen = default_detector() if detector is None else as_detector(detector)
-        if calibration is None and needs_network(chosen):
+        chosen = None if detector is None else as_detector(detector)
+        if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
-        layers = layers_of([chosen])
-        features = extract(model, train, head=head, device=device, layers=layers)
+        if head is None and (chosen is None or not _needs_head(chosen)) and not _has_head(model, train, device):
+            head = False
+        layers = () if chosen is None else layers_of([chosen])
+        options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
+        about: dict[str, Any] = {"labels": labels, "classes": classes, "multilabel": multilabel}
+        features = extract(model, train, **options, **about)
+        if chosen is None:
+            chosen = default_detector(features)
         if calibration is None:
-            features, held_out = features.split()
-            chosen.fit(features)
+            learned, held_out = features.split()
+            chosen.fit(learned)
         else:
             chosen.fit(features)
             tune([chosen], model, calibration, head=head, device=device)
-            held_out = extract(model, calibration, head=head, device=device, layers=layers, steps=steps_of([chosen]))
-        threshold = calibrate(chosen.score(held_out), id_rate)
-        return cls(model, chosen, threshold, head=head, preprocessing=preprocessing_record(preprocessing, train))
+            held_out = extract(model, calibration, **options, **about, steps=steps_of([chosen]))
+        return cls(
+            model,
+            chosen,
+            calibrate(chosen.score(held_out), id_rate),
+            head=head,
+            preprocessing=preprocessing_record(preprocessing, train),
+            classes=features.class_names,
+            multilabel=multilabel,
+        )
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
@@ -111,15 +142,13 @@ class Guard(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Verdict:
-        """Label, score and decision for each image, from one forward pass plus those of the detector's input steps."""
-        if len(images) == 0:
-            raise DataError("the guard was given no images; give at least one")
-        if images.ndim == 3 and has_convolutions(self.model):
-            raise DataError(f"one image {tuple(images.shape)} was given; add a batch dimension: guard(image[None])")
-        if self.model.training:
-            self.model.eval()
-        logits, seen = run_with_steps(self._forward_pass(images), images, steps_of([self.detector]))
+    def forward(self, *inputs: Any, **named: Any) -> Verdict:
+        """Label, score and decision for each input, from one forward pass plus those of the detector's input steps.
+
+        The arguments are those of the model, ``guard(images)`` or ``guard(**tokens)``, or one batch as a loader gives
+        it; labels are ignored.
+        """
+        logits, seen = self._run(inputs, named)
         empty = logits.new_empty(len(logits), 0)
         columns = [seen.get(name, empty) for name in (*INPUTS, *extra_columns(self.detector))]
         # scores are computed where and as the detector was fitted, whatever device and precision the model runs in
@@ -131,14 +160,33 @@ class Guard(nn.Module):
         score = torch.where(finite, score, torch.nan)
         return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
 
-    def _forward_pass(self, images: Tensor) -> ForwardPass:
+    @torch.no_grad()
+    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Pass:
+        """The model's logits and the columns that the detector scores from."""
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            self._check_images(inputs[0])
+        if len(inputs) == 1 and not named:
+            batch, _ = self._reader.split(inputs[0])
+        else:
+            batch = Inputs(inputs, {name: value for name, value in named.items() if name not in LABEL_KEYS})
+        if self.model.training:
+            self.model.eval()
+        return run_with_steps(self._forward_pass(batch), batch, steps_of([self.detector]))
+
+    def _check_images(self, images: Tensor) -> None:
+        if images.ndim == 0 or len(images) == 0:
+            raise DataError("the guard was given no images; give at least one")
+        if images.ndim == 3 and has_convolutions(self.model):
+            raise DataError(f"one image {tuple(images.shape)} was given; add a batch dimension: guard(image[None])")
+
+    def _forward_pass(self, inputs: Inputs) -> ForwardPass:
         """The last layer is found once; a detector that needs only logits works without it."""
         if self._forward is not None:
             return self._forward
         network, layers = unwrap(self.model), layers_of([self.detector])
         forward = ForwardPass(network, self.head, layers)
         try:
-            forward.find_head(images)
+            forward.find_head(inputs)
         except HeadError:
             if _needs_head(self.detector):
                 raise
@@ -153,8 +201,20 @@ class Guard(nn.Module):
                 )
         if found_head is not None:
             check_head(self.detector, found_head)
+        if forward.multilabel if self.multilabel is None else self.multilabel:
+            check_multilabel(self.detector)
         self._forward = forward
         return forward
+
+    def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:
+        """Why each input is accepted or rejected, see :class:`oodles.explanation.Explanation`.
+
+        With ``train``, the features that the detector was fitted on, nearest training rows are named by their number.
+        """
+        _, seen = self._run(inputs, named)
+        head = None if self._forward is None else self._forward.feature_head()
+        features = Features.unvalidated(seen, head)
+        return explain(self.detector, features, self.threshold, classes=self.class_names, train=train)
 
     def save(self, path: str | Path) -> None:
         """Write detector and threshold to the folder ``path``, without the model itself.
@@ -162,7 +222,7 @@ class Guard(nn.Module):
         A fingerprint of the model's weights is kept, so the guard can only be loaded with that model.
         """
         model = model_fingerprint(self.model)
-        save_guard(Path(path), self.detector, self.threshold, model, self.head, self.preprocessing)
+        save_guard(Path(path), self.detector, self.threshold, model, self.head, self.preprocessing, self.class_names)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> "Guard":
@@ -170,7 +230,25 @@ class Guard(nn.Module):
         detector, threshold, record = load_guard(Path(path))
         if record["model"] not in (None, model_fingerprint(model)):
             raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
-        return cls(model, detector, threshold, head=record["head"], preprocessing=record["preprocessing"])
+        names = record["class_names"] or None
+        return cls(
+            model, detector, threshold, head=record["head"], preprocessing=record["preprocessing"], classes=names
+        )
+
+
+def _has_head(model: nn.Module, train: Iterable[Any], device: torch.device | str | None) -> bool:
+    """Whether the model has a linear head, tried on the first batch; if that cannot be read twice, it is assumed."""
+    if iter(train) is train:
+        return True
+    network = unwrap(model)
+    with eval_mode(model, device) as target:
+        inputs, _ = first_batches(BatchReader(network, labels=False), train, 8)[0]
+        try:
+            ForwardPass(network).find_head(inputs.to(target))
+        except HeadError as error:
+            warnings.warn(f"only logits are used, since no linear head was found: {error}", stacklevel=3)
+            return False
+    return True
 
 
 def _needs_head(detector: Detector) -> bool:

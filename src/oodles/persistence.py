@@ -7,7 +7,7 @@ is imported because a file says so.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -80,12 +80,14 @@ def save_guard(
     model: str | None = None,
     head: str | bool | None = None,
     preprocessing: Record | None = None,
+    class_names: Sequence[str] = (),
 ) -> None:
     """Write a guard without its model.
 
     ``model`` is the fingerprint of the model that the features came from, ``preprocessing`` how its images were resized
-    and normalised; None if unknown. The record names the detector's tensors, so that a threshold is never read back
-    with another detector than the one it was set for.
+    and normalised; None if unknown. ``class_names`` are those of the model's classes, in order; () if unknown. The
+    record names the detector's tensors, so that a threshold is never read back with another detector than the one it
+    was set for.
     """
     save_detector(detector, folder)
     record = {
@@ -94,6 +96,7 @@ def save_guard(
         "model": model,
         "head": head,
         "preprocessing": preprocessing,
+        "class_names": list(class_names),
         "threshold": asdict(threshold),
         "detector": _detector_digest(folder),
     }
@@ -105,7 +108,14 @@ def load_guard(folder: Path) -> tuple[Detector, Threshold, Record]:
     record = read_record(folder / GUARD_RECORD, kind=GUARD_KIND, schema=GUARD_SCHEMA)
     if record["detector"] != _detector_digest(folder):
         raise FileError(f"{folder} holds another detector than its threshold was set for; fit and save the guard again")
+    record.setdefault("class_names", [])
     return load_detector(folder), Threshold(**record["threshold"]), record
+
+
+def save_threshold(folder: Path, threshold: Threshold) -> None:
+    """Give a saved guard another threshold, in one atomic step; everything else in its record stays as it is."""
+    record = read_record(folder / GUARD_RECORD, kind=GUARD_KIND, schema=GUARD_SCHEMA)
+    write_record(folder / GUARD_RECORD, {**record, "threshold": asdict(threshold)})
 
 
 def _detector_digest(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ one left. Opening reads only the manifest and file sizes; each shard is checked 
 first used.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +24,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oodles.columns import Columns
-from oodles.errors import FileError
-from oodles.files import Record, member, read_record, read_tensors, sha256, write_record, write_tensors, write_with
+from oodles.errors import ArgumentError, FileError
+from oodles.files import (
+    Record,
+    member,
+    read_record,
+    read_tensors,
+    sha256,
+    write_record,
+    write_tensors,
+    write_with,
+    writing,
+)
 
 KIND = "features"
 SCHEMA = 1
 MANIFEST = "manifest.json"
+SHORT = 60
 
 
 class Shard:
@@ -42,15 +54,20 @@ class Shard:
         try:
             size = path.stat().st_size
         except OSError:
-            raise FileError(f"{path} is listed in the manifest but missing; extract again") from None
+            raise FileError(f"{path} is listed in the manifest but missing; {_start_over(path)}") from None
         if size != entry["bytes"]:
-            raise FileError(f"{path} has {size} bytes instead of {entry['bytes']}; extract again")
+            raise FileError(f"{path} has {size} bytes instead of {entry['bytes']}; {_start_over(path)}")
 
     def columns(self) -> Columns:
         """The shard's tensors, memory-mapped; an altered file is an error."""
         if self._columns is None:
-            if sha256(self.path) != self._entry["sha256"]:
-                raise FileError(f"{self.path} was altered after it was written (SHA-256 mismatch); extract again")
+            try:
+                digest = sha256(self.path)
+            except OSError as error:
+                raise FileError(f"{self.path} cannot be read ({error.strerror}); {_start_over(self.path)}") from None
+            if digest != self._entry["sha256"]:
+                remedy = _start_over(self.path)
+                raise FileError(f"{self.path} was altered after it was written (SHA-256 mismatch); {remedy}")
             try:
                 with safe_open(self.path, framework="pt") as file:
                     self._columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -77,17 +94,34 @@ class Store:
 class Writer:
     """Appends shards to a store under a lock; an unfinished store is continued.
 
-    ``about`` says what the rows are (the model's fingerprint, the head, the dtype, ...). A store that was begun with
-    another ``about`` is refused, so that rows of different models are never mixed.
+    ``about`` says what the rows are (the model's fingerprint, the head, the dtype, ...), in plain values. A store that
+    was begun with another ``about`` is refused, so that rows of different models are never mixed; a key that only one
+    of the two has is no difference if its value is None, False or empty, since older stores lack newer keys.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], note: str = "") -> None:
         self.path = path
-        self._about = dict(about)
+        try:
+            self._about: Record = json.loads(json.dumps(dict(about)))  # as it will be read back: tuples become lists
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{path} can only record plain values (numbers, text, lists, dicts): {error}") from None
         self._note = note
         self._lock = FileLock(path / ".lock", timeout=0)
 
     def __enter__(self) -> Self:
+        with writing(self.path):
+            self._acquire()
+        try:
+            self.manifest = self._begin()
+        except BaseException:
+            if not (self.path / MANIFEST).exists():
+                self._clean_up()
+            self._lock.release()
+            raise
+        return self
+
+    def _acquire(self) -> None:
+        """Create the folder if there is none, and lock it."""
         if self.path.exists() and not self.path.is_dir():
             raise FileError(f"{self.path} is a file, but a feature store is a folder")
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / MANIFEST).exists():
@@ -99,12 +133,6 @@ class Writer:
             self._lock.acquire()
         except Timeout:
             raise FileError(f"{self.path} is being written by another process; wait until it has finished") from None
-        try:
-            self.manifest = self._begin()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -115,9 +143,9 @@ class Writer:
 
     def _clean_up(self) -> None:
         """Remove a store that failed before its first shard was written."""
-        for file in (self.path / MANIFEST, *self.path.glob("head-*.safetensors"), self.path / ".lock"):
-            file.unlink(missing_ok=True)
         with suppress(OSError):
+            for file in (self.path / MANIFEST, *self.path.glob("head-*.safetensors"), self.path / ".lock"):
+                file.unlink(missing_ok=True)
             self.path.rmdir()
 
     @property
@@ -142,33 +170,45 @@ class Writer:
             raise FileError(f"{self.path} was begun with another last layer; choose another store")
 
     def append(self, columns: Mapping[str, Tensor], inputs: str) -> None:
-        """Write one shard, then the manifest that lists it; ``inputs`` is the digest of the images it came from."""
+        """Write one shard, then the manifest that lists it; ``inputs`` is the digest of the images it came from.
+
+        If that fails, for example because the disk is full, the shards before it stay as they were.
+        """
         file = f"shard-{len(self.shards):05d}.safetensors"
         path = self.path / file
         # cloned because safetensors refuses tensors that share memory
         whole = {name: column.contiguous().clone() for name, column in columns.items()}
-        write_with(path, lambda temporary: save_file(whole, temporary))
-        rows = len(next(iter(whole.values())))
-        entry = {"file": file, "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "inputs": inputs}
-        self.manifest["shards"] = [*self.shards, entry]
-        self.manifest["columns"] = sorted(whole)
-        write_record(self.path / MANIFEST, self.manifest)
+        try:
+            write_with(path, lambda temporary: save_file(whole, temporary))
+            rows = len(next(iter(whole.values())))
+            entry = {"file": file, "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "inputs": inputs}
+            self._record({"shards": [*self.shards, entry], "columns": sorted(whole)})
+        except FileError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            kept = f" (the {stored_rows(self.manifest):,} rows before it are kept)" if self.shards else ""
+            raise FileError(f"{error}{kept}") from None
 
     def finish(self) -> None:
         """Mark the store complete."""
-        self.manifest["complete"] = True
-        write_record(self.path / MANIFEST, self.manifest)
+        self._record({"complete": True})
+
+    def _record(self, changes: Record) -> None:
+        """Change the manifest, first on disk, so that it never lists what is not there."""
+        manifest = {**self.manifest, **changes}
+        write_record(self.path / MANIFEST, manifest)
+        self.manifest = manifest
 
     def _begin(self) -> Record:
         if (self.path / MANIFEST).exists():
             manifest = read_manifest(self.path)
-            for key in sorted(self._about.keys() | manifest["about"].keys()):
-                asked, stored = self._about.get(key), manifest["about"].get(key)
-                if asked != stored:
-                    raise FileError(
-                        f"{self.path} was written with another {key} ({_short(stored)}, not {_short(asked)}); "
-                        "choose another store or delete this one"
-                    )
+            difference = _first_difference(manifest["about"], self._about)
+            if difference:
+                name, stored, asked = difference
+                raise FileError(
+                    f"{self.path} was written with another {name} ({stored}, not {asked}); "
+                    "choose another store or delete this one"
+                )
             return manifest
         manifest = {
             "kind": KIND,
@@ -206,6 +246,43 @@ def is_store(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else text[:12] + "..."
+def _start_over(shard: Path) -> str:
+    """What to do about a bad shard; an extraction that continues the store would not write it again."""
+    return f"delete the folder {shard.parent} and extract again"
+
+
+def _first_difference(stored: Any, asked: Any, name: str = "") -> tuple[str, str, str] | None:
+    """The name of the first part that differs, such as ``preprocessing.mean``, and both values in short; else None."""
+    if stored == asked:
+        return None
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        keys = [
+            key
+            for key in sorted(stored.keys() | asked.keys())
+            if (key in stored and key in asked) or not _says_nothing(stored.get(key, asked.get(key)))
+        ]
+        pairs = [(stored.get(key), asked.get(key), f"{name}.{key}" if name else key) for key in keys]
+    elif isinstance(stored, list) and isinstance(asked, list) and len(f"{stored}{asked}") > 2 * SHORT:
+        if len(stored) != len(asked):
+            return name, f"{len(stored)} entries", str(len(asked))
+        pairs = [(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(stored, asked, strict=True))]
+    else:
+        return name, *_shorten(str(stored), str(asked))
+    return next(filter(None, (_first_difference(*pair) for pair in pairs)), None)
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value is False or value in ("", [], {})
+
+
+def _shorten(first: str, second: str) -> tuple[str, str]:
+    """Two different texts; of a long one, only a piece that shows the difference."""
+    shared = min(len(first), len(second))
+    differs = next((place for place in range(shared) if first[place] != second[place]), shared)
+    start = 0 if differs < SHORT // 4 else differs - 5
+    before = "..." if start else ""
+
+    def piece(text: str) -> str:
+        return text if len(text) <= SHORT else f"{before}{text[start : start + SHORT // 4]}..."
+
+    return piece(first), piece(second)

@@ -23,6 +23,7 @@ def test_analyze_draws_and_measures(oodles_run, benched, tmp_path):
         (["--class", "-1"], "label=-1 must lie between 0 and 1 for 2 classes"),
         (["--ood", "pink"], "OOD set 'pink' must be one of green, grey"),
         (["--p", "90"], "p is a fraction: 0.9, not 90"),
+        (["--out", "one.pt"], "--out one.pt is a file; give a folder"),
     ],
 )
 def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message):
@@ -31,6 +32,10 @@ def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message
 
 
 def test_a_folder_that_is_not_an_experiment(refused, benched, tmp_path):
-    for folder in ("nowhere", "train", benched / "train"):
-        assert f"{folder} has no train;" in refused("analyze", folder, "--out", tmp_path / "out")
+    for folder, message in (
+        ("nowhere", "nowhere does not exist"),
+        ("train", "train has no train;"),
+        (benched / "train", "/train has no train;"),
+    ):
+        assert message in refused("analyze", folder, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -141,14 +141,14 @@ def test_other_weights_under_the_same_name_are_refused(refused, benched):
 
 def test_other_images_under_the_same_name_are_refused(refused, benched):
     sets = ["--checkpoint", "one.pt", *SIZE, "--ood", "green=grey", "--ood", "grey=grey", "--store", "kept"]
-    assert "kept/id/one/green was extracted from other images" in refused(*SETS, *sets)
+    assert "kept/id/one/green was extracted from other inputs" in refused(*SETS, *sets)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["bench", "mnist"], "suite 'mnist' must be one of cifar10, cifar100, imagenet"),
-        (["bench", "cifar10", "--data", "nowhere"], "nowhere has no cifar-10-batches-py"),
+        (["bench", "cifar10", "--data", "nowhere"], "--data nowhere does not exist"),
         (["bench", "imagenet", "--data", "data"], "data has no imagenet/train"),
         (bench_arguments("--table", "seven"), "table 'seven' must be one of main, sparsification"),
         (bench_arguments("--table", "all", "--table", "nope"), "table 'nope' must be one of main, sparsification"),
@@ -165,6 +165,12 @@ def test_other_images_under_the_same_name_are_refused(refused, benched):
         (bench_arguments("--ood", "more=nowhere"), "nowhere does not exist"),
         (bench_arguments("--mean", "1,2"), "must be three numbers"),
         (bench_arguments("--checkpoint", "other/one.pt"), "two checkpoints are called 'one'"),
+        (bench_arguments("--limit", "0"), "--limit 0 must be at least 1"),
+        (bench_arguments("--without", "svhn"), "--without svhn leaves out a set of a suite; name a suite"),
+        (
+            ["bench", "cifar10", "--data", "data", "--without", "svnh"],
+            "--without 'svnh' must be one of svhn, lsun_crop, ",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused_before_anything_is_read(refused, tmp_path, arguments, message):

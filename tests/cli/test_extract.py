@@ -1,4 +1,5 @@
 import re
+import shutil
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_layers_and_steps_that_a_detector_needs(oodles_run, tmp_path):
         ([*TRAIN, "--model", f"{MODEL}(classes="], "is not of the form"),
         ([*TRAIN, "--model", ":net"], ":net"),
         ([*TRAIN, "--model", MODEL, "--mean", "1,2"], "must be three numbers"),
-        ([*TRAIN, "--model", MODEL, "--size", "9", "--resize", "8"], "size=9 must lie between"),
+        ([*TRAIN, "--model", MODEL, "--size", "9", "--resize", "8"], "--resize 8 must be at least --size 9"),
         ([*TRAIN, "--model", MODEL, "--limit", "0"], "a limit of 0 images"),
         ([*TRAIN, "--model", MODEL, "--head", "fc", *SIZE], "head='fc' is not a module of Sequential"),
         (["extract", "train", "--out", "train", "--model", MODEL, *SIZE], "train contains other files"),
@@ -84,3 +85,46 @@ def test_the_accuracy_by_the_labels_is_printed_and_missing_class_folders_are_poi
     unlabelled = oodles_run("extract", "train", *ten, "--no-labels", "--out", tmp_path / "none")
     assert "class folders" not in unlabelled[2]
     assert "by these labels" not in unlabelled[2]
+
+
+TEN = ("--model", f"{MODEL}(10)", "--checkpoint", "ten.pt", *SIZE)
+
+
+def test_class_folders_are_matched_with_the_names_in_a_file(workspace, oodles_run, tmp_path):
+    names = ["a", "red", "b", "c", "d", "e", "f", "blue", "g", "h"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    code, _, err = oodles_run("extract", "test", *TEN, "--classes", tmp_path / "names.txt", "--out", tmp_path / "s")
+    assert code == 0, err
+    assert "warning" not in err
+    features = Features.load(tmp_path / "s")
+    assert features.class_names == tuple(names)
+    assert features.labels.tolist() == [7] * 25 + [1] * 25
+    accuracy = float((features.logits.argmax(dim=1) == features.labels).double().mean())
+    assert f"the model's accuracy by these labels is {accuracy:.1%}" in err
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["blue", "green"], "the class folder red is not a class of Sequential"),
+        (["blue", "red", "green"], "3 names, but the model has 2 classes"),
+        (["blue", "blue"], "2 names of which only 1 differ"),
+    ],
+)
+def test_names_that_are_not_those_of_the_model(refused, tmp_path, names, message):
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    command = ["extract", "test", *NETWORK, "--classes", tmp_path / "names.txt", "--out", tmp_path / "s"]
+    assert message in refused(*command)
+    assert not (tmp_path / "s" / "manifest.json").exists()
+
+
+def test_files_that_are_not_images_and_missing_labels_are_pointed_out(workspace, oodles_run, tmp_path):
+    shutil.copytree(workspace / "grey", tmp_path / "mixed" / "grey")
+    (tmp_path / "mixed" / "grey" / "clip.mp4").write_bytes(b"0")
+    command = ["extract", tmp_path / "mixed", *NETWORK]
+    code, _, err = oodles_run(*command, "--out", tmp_path / "s")
+    assert code == 0
+    assert "1 file is not an image that oodles reads: grey/clip.mp4" in err
+    assert "all images are in one folder, grey, so none has a label" in err
+    _, _, err = oodles_run(*command, "--no-labels", "--out", tmp_path / "t")
+    assert "none has a label" not in err

@@ -29,6 +29,11 @@ def test_fit_writes_a_guard_for_that_model(fitted, workspace):
     torch.testing.assert_close(guard(images).score, detector.score(test), rtol=1e-5, atol=1e-5)
 
 
+def test_the_guard_knows_the_names_of_the_classes(fitted, workspace):
+    assert load_guard(fitted / "guard")[2]["class_names"] == ["blue", "red"]
+    assert oodles.Guard.load(fitted / "guard", network(workspace)).class_names == ("blue", "red")
+
+
 def test_without_a_calibration_set_a_fifth_of_the_rows_is_held_out(fitted, oodles_run, tmp_path):
     code, _, err = oodles_run("fit", fitted / "train", "--out", tmp_path / "g", "--id-rate", "0.8")
     assert code == 0, err
@@ -62,11 +67,17 @@ def test_warnings_are_printed_in_one_line(oodles_run, tmp_path):
     [
         (["fit", "nowhere", "--out", "g"], "nowhere does not exist"),
         (["fit", "train", "--out", "g"], "manifest.json does not exist"),
-        (["fit", "nowhere", "--out", "g", "--detector", "dice(2"], "'dice(2' is not a detector"),
+        (["fit", "train/red/000.png", "--out", "g"], "000.png is a file; give a folder with features"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(refused, arguments, message):
     assert message in refused(*arguments, notices=False)
+
+
+def test_a_mistyped_calibration_set_and_a_mistyped_detector(fitted, refused):
+    fit = ["fit", fitted / "train", "--out", "g"]
+    assert "nowhere does not exist; give a folder with features" in refused(*fit, "--calibration", "nowhere")
+    assert "'dice(2' is not a detector" in refused(*fit, "--detector", "dice(2", notices=False)
 
 
 def test_too_few_rows_to_hold_any_out(fitted, refused, tmp_path):

@@ -1,23 +1,37 @@
 """The command as a whole: help, version, plugins, exit codes."""
 
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from support.command_line import MODEL
+from support.command_line import MODEL, NETWORK, bench_arguments
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import oodles
 from oodles import cli
+from oodles.cli.common import notices
 
 COMMANDS = (
-    *("demo", "extract", "fit", "score", "bench", "select", "select-p"),
+    *("demo", "extract", "fit", "threshold", "score", "explain", "bench", "select", "select-p"),
     *("detectors", "train", "analyze", "data"),
 )
+
+ODD_DETECTOR = """
+    from oodles import Detector
+
+    class Named(Detector):
+        def __init__(self, *, title: str):
+            super().__init__()
+            self.title = title
+
+        def forward(self, embedding, logits, *others):
+            return logits[:, 0]
+"""
 
 PLUGIN = """
     from oodles import Detector, register
@@ -87,9 +101,82 @@ def test_unknown_commands_and_options_exit_with_2(oodles_run):
         assert "Usage" in err
 
 
-def test_brackets_in_a_message_are_shown_as_they_are(refused):
-    line = refused("extract", "[red]x[/red]", "--out", "o", "--model", MODEL, notices=False)
-    assert line == "error [red]x[/red] does not exist"
+ODD = "[red]x[/red]:boom:"  # markup and an emoji to rich
+
+
+def test_text_of_the_user_in_an_error_is_shown_as_it_is(refused, fitted):
+    for command, message in (
+        (["extract", ODD, "--out", "o", "--model", MODEL], f"error {ODD} does not exist"),
+        (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder with features"),
+        (["fit", fitted / "train", "--out", "o", "--detector", ODD], f"error '{ODD}' is not a detector"),
+        (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder with a guard"),
+        (["score", ODD], f"error {ODD} does not exist"),
+        (["explain", ODD], f"error {ODD} does not exist"),
+        (["select", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
+        (["select-p", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
+        (["bench", ODD], f"error suite '{ODD}' must be one of"),
+        (["analyze", ODD, "--out", "o"], f"error {ODD} does not exist"),
+        (["train", ODD, "--data", "train", "--out", "o"], f"error --model '{ODD}' is not of the form"),
+        (["data", "fetch", ODD], f"error dataset '{ODD}' must be one of"),
+    ):
+        assert refused(*command, notices=False).startswith(message)
+
+
+def test_text_of_the_user_in_a_usage_error_is_shown_as_it_is(oodles_run):
+    for command in ([ODD], ["fit", f"--{ODD}"], ["fit", "f", "--out", "g", ODD]):
+        code, _, err = oodles_run(*command)
+        assert code == 2
+        assert ODD in err
+
+
+def test_text_of_the_user_in_results_is_shown_as_it_is(oodles_run, workspace, fitted, tmp_path):
+    odd = "[red]x:boom:"
+    images, features, guard = (tmp_path / f"{odd}{kind}" for kind in ("images", "features", "guard"))
+    shutil.copytree(workspace / "grey", images)
+    (images / f"{odd}.png").write_bytes(b"nothing")
+    (images / f"{odd}.txt").write_text("nothing")
+    (tmp_path / "names").write_text(f"{odd}\nsecond\n")
+    named = ["--classes", tmp_path / "names", "--skip-bad", "--no-labels"]
+    _, _, err = oodles_run("extract", images, *NETWORK, *named, "--out", features)
+    assert f"{odd}.png: " in err
+    assert f"{odd}.txt" in err
+    assert f"in {features}" in err
+    fit = [
+        "fit",
+        fitted / "train",
+        "--calibration",
+        features,
+        "--detector",
+        "energy",
+        "--out",
+        guard,
+        "--id-rate",
+        "0.5",
+    ]
+    _, _, err = oodles_run(*fit)
+    assert f"saved in {guard}" in err
+    _, out, _ = oodles_run("threshold", guard, "--features", features, "--id-rate", "0.6")
+    assert f"rows of {features}," in out
+    for command in ("score", "explain"):
+        _, out, err = oodles_run(command, guard, images, *NETWORK, "--skip-bad")
+        assert f"{images}/000.png" in out
+        assert f"skipped  {images}/{odd}.png: " in out
+        assert f"{odd}.txt" in err
+
+
+def test_text_of_the_user_in_a_table_is_shown_as_it_is(oodles_run, workspace, tmp_path):
+    (workspace / "odd_detector_of_the_cli_tests.py").write_text(textwrap.dedent(ODD_DETECTOR))
+    spec = "odd_detector_of_the_cli_tests:Named(title='[red]x:boom:')"
+    arguments = bench_arguments("--detector", spec, "--store", tmp_path / "[red]s:boom:")
+    code, out, err = oodles_run(*arguments)
+    assert code == 0, err
+    assert "[red]x:boom:" in out
+
+
+def test_the_bar_of_a_download_shows_the_name_as_it_is(refused, tmp_path, monkeypatch):
+    """On a terminal the bar is drawn with the name, before that is found to be unknown."""
+    monkeypatch.setattr(notices, "_force_terminal", True)
+    assert "[/red]" in refused("data", "fetch", "[/red]", "--data", tmp_path)
 
 
 def test_an_interrupt_exits_with_130_and_without_a_traceback(oodles_run, monkeypatch):

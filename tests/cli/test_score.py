@@ -1,19 +1,64 @@
+import csv
 import json
 import re
-from pathlib import Path
+import shutil
+import sys
+import textwrap
+import zipfile
 
 import pytest
 import torch
+from PIL import Image
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
 
 import oodles
-from oodles.cli.score import _preprocessing
+from oodles.cli.guards import SHIPPED
 from oodles.data.loaders import ImageLoader
-from oodles.data.readers import read_folder
+from oodles.data.readers import open_images, read_folder
 from oodles.data.transforms import CIFAR, Transform
-from oodles.errors import ArgumentError
-from oodles.models import build_model, load_checkpoint
+from oodles.detectors.network_detector import steps_of
+from oodles.models import build_model, load, load_checkpoint
 from oodles.network.extraction import extract
+
+WATCHED = """
+    import torch
+    from torch import nn
+
+    sizes = []
+
+    class Watched(nn.Sequential):
+        "Remembers how many images it was given at a time; NaN for images that are black."
+
+        def forward(self, images):
+            sizes.append(len(images))
+            dark = images.amax(dim=(1, 2, 3), keepdim=True) <= -2
+            return super().forward(torch.where(dark, torch.nan, images))
+
+    def net():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 2)
+        return Watched(*layers)
+"""
+WATCHED_MODULE = "watched_net_of_the_cli_tests"
+
+
+@pytest.fixture
+def watched(workspace, tmp_path):
+    """A guard for a network that remembers its batches, saved with the names of its classes."""
+    (workspace / f"{WATCHED_MODULE}.py").write_text(textwrap.dedent(WATCHED))
+    sys.path.insert(0, str(workspace))
+    try:
+        model = build_model(f"{WATCHED_MODULE}:net")
+    finally:
+        sys.path.remove(str(workspace))
+    options = {"detector": "energy", "classes": ["night", "day"]}
+    oodles.Guard.fit(model, loader(workspace / "train", labels=False), **options).save(tmp_path / "watched")
+    return tmp_path / "watched"
+
+
+def scores_of(out):
+    return torch.tensor([verdict["score"] for verdict in json.loads(out)["verdicts"]])
 
 
 def test_images_and_their_features_get_the_same_scores(fitted, oodles_run):
@@ -25,12 +70,146 @@ def test_images_and_their_features_get_the_same_scores(fitted, oodles_run):
     stored = json.loads(out)
     assert images["detector"] == stored["detector"] == "dice(0.5)+energy"
     assert len(images["verdicts"]) == len(stored["verdicts"]) == 50
-    assert [one["input"] for one in images["verdicts"]][24:26] == ["blue/024.png", "red/000.png"]
+    assert [one["input"] for one in images["verdicts"]][24:26] == ["test/blue/024.png", "test/red/000.png"]
+    assert [one["input"] for one in stored["verdicts"]][24:26] == [f"{fitted / 'test'}[24]", f"{fitted / 'test'}[25]"]
     for one, other in zip(images["verdicts"], stored["verdicts"], strict=True):
         assert one["label"] == other["label"]
-        assert one["score"] == pytest.approx(other["score"], rel=1e-4, abs=1e-5)
+        assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
         assert one["is_id"] == (one["score"] >= images["threshold"])
     assert sum(one["is_id"] for one in stored["verdicts"]) >= 47, "the guard was calibrated on these"
+    assert images["skipped"] == stored["skipped"] == []
+
+
+@pytest.mark.parametrize("spec", ["odin(epsilon=0.004)", "mahalanobis(epsilon=0.002)", "react(90)+dice(0.5)", "knn(3)"])
+def test_scores_are_those_of_extract_and_the_detector(workspace, oodles_run, tmp_path, spec):
+    model, train, test = network(workspace), loader(workspace / "train"), loader(workspace / "test")
+    guard = oodles.Guard.fit(model, train, calibration=test, detector=spec)
+    guard.save(tmp_path / "g")
+    code, out, err = oodles_run("score", tmp_path / "g", "test", "grey", *NETWORK, "--json", "--batch-size", "7")
+    assert code == 0, err
+    parts = [loader(workspace / part, labels=False) for part in ("test", "grey")]
+    features = [extract(model, part, steps=steps_of([guard.detector])) for part in parts]
+    expected = torch.cat([guard.detector.score(each) for each in features])
+    torch.testing.assert_close(scores_of(out), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.realdata
+def test_real_images_get_the_scores_of_extract_and_the_detector(data, oodles_run, tmp_path):
+    images = open_images(data / "cifar10-jpeg.zip" / "test")
+    images = ImageLoader(images.pick(range(0, len(images), 250)), CIFAR, labels=False)
+    guard = oodles.Guard.fit(load(SHIPPED), images, calibration=images, detector="odin(epsilon=0.004)")
+    guard.save(tmp_path / "guard")
+    with zipfile.ZipFile(data / "cifar10-jpeg.zip") as archive:
+        for name in images.names:
+            archive.extract(f"test/{name}", tmp_path)
+    options = ["--model", "oodles.models:load('cifar10-small')", "--json"]
+    code, out, err = oodles_run("score", tmp_path / "guard", tmp_path / "test", *options)
+    assert code == 0, err
+    features = extract(
+        load(SHIPPED),
+        ImageLoader(open_images(tmp_path / "test"), CIFAR, labels=False),
+        steps=steps_of([guard.detector]),
+    )
+    torch.testing.assert_close(scores_of(out), guard.detector.score(features), rtol=1e-5, atol=1e-5)
+
+
+def test_several_inputs_in_one_output(fitted, workspace, oodles_run, tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", workspace / "grey")
+    inputs = ["test/red/003.png", fitted / "test", "green", archive, "test/red/003.png"]
+    code, out, err = oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")
+    assert code == 0, err
+    verdicts = json.loads(out)["verdicts"]
+    names = [verdict["input"] for verdict in verdicts]
+    assert len(names) == 1 + 50 + 30 + 20 + 1
+    assert names[0] == names[-1] == "test/red/003.png"
+    assert names[51] == "green/000.png"
+    assert names[81] == f"{archive}/000.png"
+    alone = [
+        json.loads(oodles_run("score", fitted / "guard", each, *NETWORK, "--json")[1])["verdicts"] for each in inputs
+    ]
+    joined = [verdict for part in alone for verdict in part]
+    assert [each["input"] for each in joined] == names
+    for one, other in zip(verdicts, joined, strict=True):
+        assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
+
+
+def test_a_cifar_batch(fitted, oodles_run):
+    batch = "data/cifar-10-batches-py/test_batch"
+    code, out, err = oodles_run("score", fitted / "guard", batch, *NETWORK, "--csv")
+    assert code == 0, err
+    assert [line.partition(",")[0] for line in out.splitlines()[1:]] == [f"{batch}[{row}]" for row in range(20)]
+
+
+def test_the_network_is_given_a_batch_at_a_time(workspace, watched, oodles_run):
+    module = sys.modules[WATCHED_MODULE]
+    options = ["--model", f"{WATCHED_MODULE}:net", "--csv"]
+    for more, largest in (([], 32), (["--batch-size", "7", "--workers", "1"], 7)):
+        module.sizes.clear()
+        code, out, err = oodles_run("score", watched, "train", "test", *options, *more)
+        assert code == 0, err
+        assert max(module.sizes) == largest
+        assert len(out.splitlines()) == 1 + 170
+
+
+def test_an_output_that_is_not_finite_is_never_in_distribution(workspace, watched, oodles_run, tmp_path):
+    shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / "a.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
+    options = ["--model", f"{WATCHED_MODULE}:net"]
+    code, out, err = oodles_run("score", watched, tmp_path / "a.png", tmp_path / "b.png", *options, "--json")
+    assert code == 0, err
+    bright, dark = json.loads(out, parse_constant=pytest.fail)["verdicts"]
+    assert bright["score"] is not None
+    assert bright["class"] == ("night", "day")[bright["label"]], "the guard knows the names of the classes"
+    assert (dark["score"], dark["is_id"]) == (None, False)
+    code, out, _ = oodles_run("score", watched, tmp_path / "a.png", tmp_path / "b.png", *options, "--csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [rows[0]["class"], rows[1]["score"], rows[1]["is_id"]] == [bright["class"], "", "false"]
+
+
+def test_skipped_files_are_part_of_the_output(fitted, workspace, oodles_run, refused):
+    command = ["score", fitted / "guard", "damaged", "test/red/003.png", *NETWORK]
+    assert "1 of 5 images cannot be read (damaged/broken.png: " in refused(*command)
+    command += ["--batch-size", "2"]
+    code, out, err = oodles_run(*command, "--skip-bad", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    good = [*(f"damaged/00{place}.png" for place in range(3)), "test/red/003.png"]
+    assert [verdict["input"] for verdict in document["verdicts"]] == good
+    (skipped,) = document["skipped"]
+    assert skipped["input"] == "damaged/broken.png"
+    assert skipped["problem"]
+    code, out, err = oodles_run(*command, "--skip-bad", "--csv")
+    assert code == 0
+    assert out.splitlines()[4] == "damaged/broken.png,,,,"
+    assert f"skipped damaged/broken.png: {skipped['problem']}" in err
+    code, out, err = oodles_run(*command, "--skip-bad")
+    assert code == 0
+    assert out.splitlines()[3] == f"skipped  damaged/broken.png: {skipped['problem']}"
+    assert " of 4 in-distribution " in err
+    assert err.rstrip().endswith(", 1 skipped")
+
+
+def test_nothing_to_score_is_an_error(fitted, workspace, refused):
+    assert "empty holds no images" in refused("score", fitted / "guard", "empty", *NETWORK)
+    line = refused("score", fitted / "guard", "damaged/broken.png", *NETWORK, "--skip-bad", "--json")
+    assert "none of 1 images can be read" in line
+
+
+def test_files_that_are_not_images_are_pointed_out(fitted, workspace, oodles_run, tmp_path):
+    shutil.copytree(workspace / "grey", tmp_path / "mixed")
+    (tmp_path / "mixed" / "clip.mp4").write_bytes(b"0")
+    code, _, err = oodles_run("score", fitted / "guard", tmp_path / "mixed", *NETWORK)
+    assert code == 0
+    assert "1 file is not an image that oodles reads: clip.mp4" in err
+
+
+def test_a_name_that_is_not_valid_text(fitted, workspace, oodles_run, tmp_path):
+    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / name)
+    for more in ([], ["--csv"], ["--json"]):
+        code, out, err = oodles_run("score", fitted / "guard", tmp_path, *NETWORK, *more)
+        assert code == 0, err
+        assert r"caf\udce9.png" in out
 
 
 def test_the_guard_remembers_the_preprocessing(fitted, oodles_run):
@@ -44,7 +223,7 @@ def test_the_guard_remembers_the_preprocessing(fitted, oodles_run):
 def test_a_line_per_image(fitted, oodles_run):
     code, out, err = oodles_run("score", fitted / "guard", "test/red/003.png", *NETWORK)
     assert code == 0
-    assert re.fullmatch(r"(ID |OOD)  +-?\d+\.\d+  class [01] +test/red/003\.png\n", out)
+    assert re.fullmatch(r"(ID |OOD)  +-?\d+\.\d+  (red|blue) +test/red/003\.png\n", out)
     assert "of 1 in-distribution" in err
 
 
@@ -54,45 +233,35 @@ def test_a_guard_fitted_on_logits_alone_scores_images(workspace, oodles_run, tmp
     assert code == 0
     code, out, err = oodles_run("score", tmp_path / "g", "train", *NETWORK, "--json")
     assert code == 0, err
-    scores = [one["score"] for one in json.loads(out)["verdicts"]]
-    torch.testing.assert_close(torch.tensor(scores), oodles.MSP().score(features), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores_of(out), oodles.MSP().score(features), rtol=1e-5, atol=1e-5)
 
 
 def test_a_missing_guard(refused):
-    assert "guard.json does not exist" in refused("score", "nowhere", "train", notices=False)
+    assert "nowhere does not exist" in refused("score", "nowhere", "train", notices=False)
+    line = refused("score", "train", "test", *NETWORK, notices=False)
+    assert "--model needs a guard, and train is none: it holds no guard.json" in line
 
 
 def test_images_without_a_model_and_a_guard_of_another_model(fitted, refused):
-    assert "--model and --checkpoint are needed" in refused("score", fitted / "guard", "test")
+    assert "so images need --model and --checkpoint" in refused("score", fitted / "guard", "test")
     assert "was fitted on another model" in refused("score", fitted / "guard", "test", "--model", MODEL, *SIZE)
+
+
+def test_features_of_another_model(fitted, refused, oodles_run, tmp_path):
+    other = ["--model", MODEL, "--checkpoint", "two.pt", *SIZE, "--out", tmp_path / "two"]
+    assert oodles_run("extract", "test", *other)[0] == 0
+    line = refused("score", fitted / "guard", "test", tmp_path / "two", *NETWORK)
+    assert "two has features of another model than" in line
+
+
+def test_an_unknown_device(fitted, refused):
+    line = refused("score", fitted / "guard", "test", *NETWORK, "--device", "abacus")
+    assert "device='abacus' cannot be used here" in line
 
 
 def test_other_preprocessing_than_that_of_the_guard(fitted, refused):
     line = refused("score", fitted / "guard", "test", *NETWORK, "--size", "7")
     assert "was fitted with other preprocessing" in line
-
-
-def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it():
-    recorded = json.loads(json.dumps({"size": 32, "resize": 32, "mean": CIFAR.mean, "std": CIFAR.std}))
-    guard = Path("guard")
-    assert _preprocessing(recorded, None, None, None, None, guard) == CIFAR
-    assert _preprocessing(recorded, 32, None, None, "0.2023,0.1994,0.2010", guard) == CIFAR
-    with pytest.raises(ArgumentError, match="guard was fitted with other preprocessing"):
-        _preprocessing(recorded, 224, None, None, None, guard)
-    with pytest.raises(ArgumentError, match="guard was fitted with other preprocessing"):
-        _preprocessing(recorded, None, None, "0,0,0", None, guard)
-
-
-@pytest.mark.parametrize("given", [(None, None, None), (64, None, None), (64, "0,0,0", None), (None, "0,0,0", "1,1,1")])
-def test_unknown_preprocessing_is_never_guessed(given):
-    size, mean, std = given
-    with pytest.raises(ArgumentError, match="does not record how images were preprocessed; give --size, --mean and"):
-        _preprocessing(None, size, None, mean, std, Path("guard"))
-
-
-def test_preprocessing_that_is_not_recorded_can_be_given():
-    found = _preprocessing(None, 64, 72, "0,0,0", "1,1,1", Path("guard"))
-    assert (found.size, found.resize, found.mean, found.std) == (64, 72, (0, 0, 0), (1, 1, 1))
 
 
 def test_a_guard_saved_from_python_is_not_given_imagenet_statistics(workspace, oodles_run, refused, tmp_path):

@@ -14,7 +14,7 @@ from support.training_worker import coloured
 from oodles.data.loaders import ImageLoader, read_pixels
 from oodles.data.readers import ImageSet, open_images
 from oodles.data.transforms import CIFAR, Transform
-from oodles.errors import DataError
+from oodles.errors import ArgumentError, DataError
 
 # Batches ----------------------------------------------------------------------------------------
 
@@ -37,9 +37,11 @@ def test_unreadable_images_are_counted_and_named(mixed, batch):
     loader = ImageLoader(mixed, PLAIN, batch_size=batch)
     with pytest.raises(DataError, match="mixed: 4 of 9 images cannot be read") as caught:
         list(loader)
-    assert Counter(name.split(":")[0] for name in loader.bad) == Counter(
+    assert Counter(name for name, _ in loader.skipped) == Counter(
         ["bad_cut.jpg", "bad_deep.png", "bad_empty.png", "bad_text.png"]
     )
+    assert ("bad_empty.png", "empty file") in loader.skipped
+    assert loader.bad == [f"{name}: {problem}" for name, problem in loader.skipped]
     assert "bad_cut.jpg" in str(caught.value)
     assert "truncated" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -51,7 +53,7 @@ def test_only_unreadable_images_are_skipped(mixed, batch):
     for _ in range(2):  # a second iteration starts over
         images = torch.cat(list(loader))
         assert loader.names == [f"good{number}.png" for number in range(5)]
-        assert len(loader.bad) == 4
+        assert len(loader.bad) == len(loader.skipped) == 4
     for number, image in enumerate(images):
         expected = torch.from_numpy(noise(8, 8, 3, seed=number)).permute(2, 0, 1).float() / 255
         torch.testing.assert_close(image, expected)
@@ -68,8 +70,39 @@ def test_an_empty_file_is_reported_as_empty(tmp_path):
 def test_nothing_readable_is_an_error_even_when_skipping(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.png").write_text("no")
-    with pytest.raises(DataError, match="none of 2 images can be read"):
+    with pytest.raises(
+        DataError, match=r"none of 2 images can be read \(a\.png: not an image .*; b\.png: not an image"
+    ):
         list(ImageLoader(open_images(tmp_path), PLAIN, skip_bad=True))
+
+
+def test_a_problem_is_one_line_even_if_the_error_says_nothing_or_more():
+    errors = [MemoryError(), ValueError("first line\n  second line")]
+
+    def read(row):
+        raise errors[row]
+
+    loader = ImageLoader(ImageSet("set", ["a", "b"], read), PLAIN, skip_bad=True)
+    with pytest.raises(DataError, match="none of 2 images"):
+        list(loader)
+    assert loader.skipped == [("a", "MemoryError"), ("b", "first line second line")]
+
+
+@pytest.mark.parametrize("argument", ["batch_size", "workers"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_batches_and_workers_are_at_least_one(mixed, argument, value):
+    with pytest.raises(ArgumentError, match=f"{argument}={value} .*must both be at least 1"):
+        ImageLoader(mixed, PLAIN, **{argument: value})
+
+
+def test_class_names_are_the_folders_that_the_labels_number(tmp_path):
+    for name in ("set/dog/1.png", "set/cat/2.png", "flat/3.png"):
+        write_image(tmp_path / name)
+    images = open_images(tmp_path / "set")
+    assert ImageLoader(images, PLAIN).class_names == ("cat", "dog")
+    assert ImageLoader(images.sample(1), PLAIN).class_names == ("cat", "dog")
+    assert ImageLoader(images, PLAIN, labels=False).class_names == ()
+    assert ImageLoader(open_images(tmp_path / "flat"), PLAIN).class_names == ()
 
 
 def test_a_file_that_vanishes_is_named(tmp_path):

@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 from scipy.io import savemat
 from support.images import (
     PLAIN,
@@ -22,8 +22,18 @@ from support.images import (
     write_zip,
 )
 
+from oodles.data import readers
 from oodles.data.loaders import ImageLoader
-from oodles.data.readers import first_per_class, open_image, open_images, read_cifar, read_folder, read_zip
+from oodles.data.readers import (
+    FORMATS,
+    SUFFIXES_OF,
+    first_per_class,
+    open_image,
+    open_images,
+    read_cifar,
+    read_folder,
+    read_zip,
+)
 from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import ArgumentError, DataError
 
@@ -53,6 +63,7 @@ def test_cifar10_batches_are_read_in_order(tmp_path):
     first = write_cifar_batch(tmp_path / "cifar" / "data_batch_1", 4, seed=1)
     second = write_cifar_batch(tmp_path / "cifar" / "data_batch_2", 3, seed=2)
     write_cifar_batch(tmp_path / "cifar" / "test_batch", 5, seed=3)
+    write_cifar_batch(tmp_path / "cifar" / "data_batch_2 (copy)", 3, seed=2)
     images = open_images(tmp_path / "cifar")
     assert len(images) == 7
     assert images.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
@@ -202,6 +213,8 @@ def test_other_mat_files_are_refused(tmp_path):
     [
         pytest.param(noise(32, 32, 3, 4), np.zeros((3, 1), dtype=np.uint8), id="fewer labels than digits"),
         pytest.param(np.zeros((32, 32, 3, 4)), np.zeros((4, 1), dtype=np.uint8), id="digits that are not uint8"),
+        pytest.param(noise(32, 32, 3, 2), np.array([[3], [57]], dtype=np.uint8), id="labels that are not digits"),
+        pytest.param(noise(32, 32, 3, 2), np.array([[3], [0.5]]), id="labels that are not whole numbers"),
     ],
 )
 def test_a_mat_file_that_only_looks_like_svhn_is_refused(tmp_path, digits, labels):
@@ -308,9 +321,82 @@ def test_images_of_every_mode_become_three_channels(tmp_path, mode, suffix):
         assert np.array_equal(values[0], values[1])
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [(kind, suffix) for kind in SUFFIXES_OF for suffix in SUFFIXES_OF[kind]])
+@pytest.mark.parametrize("upper", [False, True])
+def test_every_format_is_read_as_pillow_reads_it(tmp_path, kind, suffix, upper):
+    path = tmp_path / ("a" + (suffix.upper() if upper else suffix))
+    Image.fromarray(noise(9, 12, 3)).save(path, kind)
+    images = open_images(tmp_path)
+    assert images.names == [path.name]
+    assert images.ignored == ()
+    with Image.open(path) as expected:
+        assert expected.format == kind
+        assert np.array_equal(np.asarray(images.read(0).convert("RGB")), np.asarray(expected.convert("RGB")))
+    assert open_images(path).read(0).size == (12, 9)
+
+
+def test_the_optional_decoders_of_this_pillow_are_used():
+    assert {"GIF", "JPEG", "PNG"} <= set(FORMATS)
+    for kind, feature in (("AVIF", "avif"), ("JPEG2000", "jpg_2000"), ("WEBP", "webp")):
+        supported = feature in features.get_supported()
+        assert (kind in FORMATS) == supported
+    # an older Pillow warns if it is asked for a decoder that came later
+    assert readers._decodes("a_later_decoder") is False
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("GIF", "PNG", "TIFF", "WEBP", "AVIF") if kind in FORMATS])
+def test_of_an_animation_the_first_frame_is_read(tmp_path, kind):
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    path = tmp_path / f"a{SUFFIXES_OF[kind][0]}"
+    red.save(path, kind, save_all=True, append_images=[blue])
+    with Image.open(path) as image:
+        assert image.n_frames == 2
+    first = PLAIN(open_image(path))
+    assert first[0].min() > 240
+    assert first[1:].max() < 15
+
+
+def test_a_photo_with_several_pictures_is_read(tmp_path):
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    red.save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[blue])
+    assert np.asarray(open_image(tmp_path / "phone.jpg"))[0, 0].tolist() == [254, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("JPEG", "PNG", "AVIF") if kind in FORMATS])
+def test_a_rotated_photo_is_turned_upright(tmp_path, kind):
+    stored = Image.new("RGB", (16, 8), "red")
+    stored.paste("blue", (0, 0, 8, 8))
+    exif = Image.Exif()
+    exif[274] = 6  # the left side of what is stored is the top
+    path = tmp_path / f"a{SUFFIXES_OF[kind][0]}"
+    stored.save(path, kind, exif=exif)
+    upright = np.asarray(open_image(path).convert("RGB")).astype(int)
+    assert upright.shape == (16, 8, 3)
+    assert np.all(upright[:7, :, 2] > upright[:7, :, 0])
+    assert np.all(upright[9:, :, 0] > upright[9:, :, 2])
+
+
+@pytest.mark.parametrize(("suffix", "opacity"), [(".gif", 2), (".png", 2), (".png", bytes([255, 128, 0, 255]))])
+def test_a_palette_with_transparency_keeps_its_colours(tmp_path, suffix, opacity):
+    image = Image.fromarray(noise(8, 8, 3)).quantize(4)
+    image.save(tmp_path / f"a{suffix}", transparency=opacity)
+    expected = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    assert np.array_equal(PLAIN(open_image(tmp_path / f"a{suffix}")), expected)
+
+
+def test_the_ink_of_a_cmyk_photo_is_not_inverted(tmp_path):
+    Image.new("RGB", (8, 8), (250, 10, 10)).convert("CMYK").save(tmp_path / "a.jpg", quality=100)
+    assert np.abs(PLAIN(open_image(tmp_path / "a.jpg")).astype(int)[:, 0, 0] - [250, 10, 10]).max() < 5
+
+
 def test_16_bit_images_are_never_clipped(tmp_path):
-    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16\)"):
+    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16\); convert it to 8 bits first"):
         open_image(write_16_bit_png(tmp_path / "grey.png", 0))
+    deep = Image.fromarray(noise(4, 4).astype(np.uint16) * 256)
+    for kind in ("TIFF", *(kind for kind in FORMATS if kind == "JPEG2000")):
+        deep.save(tmp_path / "deep", kind)
+        with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16"):
+            open_image(tmp_path / "deep")
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "float.tiff")
     with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode F\)"):
         open_image(tmp_path / "float.tiff")
@@ -319,8 +405,9 @@ def test_16_bit_images_are_never_clipped(tmp_path):
 
 
 def test_unsupported_formats_are_never_parsed(tmp_path):
-    write_image(tmp_path / "real.gif", mode="L")
-    (tmp_path / "real.gif").rename(tmp_path / "a.png")
+    assert set(FORMATS) <= {"JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF", "JPEG2000"}
+    write_image(tmp_path / "real.pcx")
+    (tmp_path / "real.pcx").rename(tmp_path / "a.png")
     (tmp_path / "b.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     loader = ImageLoader(open_images(tmp_path), PLAIN)
     with pytest.raises(DataError, match="2 of 2 images cannot be read"):
@@ -335,6 +422,10 @@ def test_a_pixel_bomb_is_refused_before_it_is_decoded(tmp_path):
     )
     with pytest.raises(DataError, match="8000 x 8000 pixels"):
         open_image(tmp_path / "bomb.png")
+    header = struct.pack("<HHBBB", 60_000, 60_000, 0, 0, 0)
+    (tmp_path / "bomb.gif").write_bytes(b"GIF89a" + header + b"," + struct.pack("<HHHHB", 0, 0, 9, 9, 0) + b"\x08\x00;")
+    with pytest.raises(DataError, match="more than 50,000,000 pixels"):
+        open_image(tmp_path / "bomb.gif")
 
 
 # Zip archives -----------------------------------------------------------------------------------
@@ -359,6 +450,8 @@ def test_a_zip_is_read_like_its_folder(tree, tmp_path, inner, compression):
     assert packed.name == ("t.ZIP/" + inner if inner else "t.ZIP")
     assert packed.names == plain.names
     assert packed.classes == plain.classes
+    assert packed.ignored == plain.ignored == ({"": ("train/notes.txt",), "train": ("notes.txt",)}.get(inner, ()))
+    assert packed.label_note.removeprefix(packed.name) == plain.label_note.removeprefix(plain.name)
     assert (packed.labels is None) == (plain.labels is None)
     assert packed.labels is None or packed.labels.tolist() == plain.labels.tolist()
     for row in range(len(plain)):
@@ -425,7 +518,7 @@ def test_a_bad_member_is_named(tmp_path):
         list(loader)
     assert loader.bad[1:] == [
         "empty.png: empty file",
-        "text.png: not an image in a supported format (JPEG, PNG, BMP, WEBP, PPM, TIFF)",
+        f"text.png: not an image in a supported format ({', '.join(FORMATS)})",
     ]
     left = ImageLoader(open_images(path), PLAIN, skip_bad=True)
     assert len(torch.cat(list(left))) == 3

@@ -1,5 +1,6 @@
-"""Image folders and images that are unusual but valid, or cannot be used."""
+"""Folders, archives and images that are unusual but valid, or cannot be used."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from oodles.data.transforms import CIFAR
 from oodles.errors import DataError
 
 
-def save_image(path: Path, size: tuple[int, int] = (40, 40)) -> None:
+def save_image(path: Path, size: tuple[int, int] = (40, 40), colour: str = "red") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, "red").save(path)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+# Folders ------------------------------------------------------------------------------------------
 
 
 def test_hidden_folders_are_not_classes_but_linked_ones_are(tmp_path: Path) -> None:
@@ -24,6 +29,71 @@ def test_hidden_folders_are_not_classes_but_linked_ones_are(tmp_path: Path) -> N
     images = open_images(tmp_path / "set")
     assert images.classes == ("cat", "dog")
     assert list(images.names) == ["cat/b.png", "dog/c.png"]
+
+
+def test_a_link_back_to_a_folder_above_is_refused(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "dog/b.png"):
+        save_image(tmp_path / "set" / name)
+    (tmp_path / "set" / "cat" / "again").symlink_to(tmp_path / "set")
+    with pytest.raises(DataError, match=r"set/cat/again is a link back to .*set, so the same images come again"):
+        open_images(tmp_path / "set")
+    (tmp_path / "set" / "cat" / "again").unlink()
+    (tmp_path / "set" / "cat" / "dogs").symlink_to(tmp_path / "set" / "dog")
+    (tmp_path / "set" / "dog" / "cats").symlink_to(tmp_path / "set" / "cat")
+    with pytest.raises(DataError, match=r"is a link back to"):
+        open_images(tmp_path / "set")
+
+
+# Archives ---------------------------------------------------------------------------------------
+
+
+def write_members(path: Path, members: list[tuple[str, Path]], system: int = 3) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, file in members:
+            member = zipfile.ZipInfo("placeholder")
+            member.filename, member.create_system = name, system  # as it is, which the constructor would not allow
+            archive.writestr(member, file.read_bytes())
+    return path
+
+
+@pytest.fixture
+def red_and_blue(tmp_path: Path) -> tuple[Path, Path]:
+    return save_image(tmp_path / "red.png"), save_image(tmp_path / "blue.png", colour="blue")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_different_images_of_one_name_are_refused(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
+    red, blue = red_and_blue
+    path = write_members(tmp_path / "t.zip", [("a/1.png", red), ("b/2.png", red), ("a/1.png", blue)])
+    with pytest.raises(DataError, match=r"t\.zip holds two different images called a/1\.png; create it again with one"):
+        open_images(path)
+    assert open_images(path / "b").names == ["2.png"]
+    same = write_members(tmp_path / "same.zip", [("a/1.png", red), ("b/2.png", red), ("a/1.png", red)])
+    assert open_images(same).names == ["a/1.png", "b/2.png"]
+
+
+def test_names_as_other_programs_write_them_are_understood(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
+    red, blue = red_and_blue
+    windows = write_members(tmp_path / "w.zip", [("set\\cat\\1.png", red), ("set\\dog\\2.png", blue)], system=0)
+    dotted = write_members(tmp_path / "d.zip", [("./set/cat/1.png", red), ("./set//dog/2.png", blue)])
+    for path in (windows, dotted):
+        images = open_images(path / "set")
+        assert images.names == ["cat/1.png", "dog/2.png"]
+        assert images.classes == ("cat", "dog")
+        assert images.read(1).getpixel((0, 0)) == (0, 0, 255)
+    unix = write_members(tmp_path / "u.zip", [("a\\b.png", red)])
+    assert open_images(unix).names == ["a\\b.png"]
+
+
+def test_names_in_utf_8_without_the_mark_are_understood(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
+    path = write_members(tmp_path / "t.zip", [("XXXXX/1.png", red_and_blue[0]), ("ant/2.png", red_and_blue[1])])
+    path.write_bytes(path.read_bytes().replace(b"XXXXX", "möwe".encode()))
+    with zipfile.ZipFile(path) as archive:
+        assert "möwe/1.png" not in archive.namelist(), "the name is marked as UTF-8"
+    assert open_images(path).classes == ("ant", "möwe")
+
+
+# Images -----------------------------------------------------------------------------------------
 
 
 def test_an_image_too_thin_to_resize_is_reported_and_not_resized(tmp_path: Path) -> None:

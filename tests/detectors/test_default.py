@@ -416,6 +416,64 @@ def test_a_file_that_lacks_a_buffer_is_refused(name: str, tmp_path: Path) -> Non
         load_detector(tmp_path / "saved")
 
 
+# What features without a head, or of a multi-label model, are given --------------------------------
+
+
+def test_the_default_depends_on_what_the_features_hold() -> None:
+    logits = Features(logits=WHOLE.logits)
+    several = Features(WHOLE.embedding, head=WHOLE.head, multilabel=True)
+    several_logits = Features(logits=WHOLE.logits, multilabel=True)
+    wanted = [
+        (None, default.MEMBERS),
+        (WHOLE, default.MEMBERS),
+        (logits, ("energy", "gen", "max_logit")),
+        (several, ("joint_energy", "max_logit", "knn(k=5, bank=2000)")),
+        (several_logits, ("joint_energy", "max_logit")),
+    ]
+    for features, members in wanted:
+        detector = default_detector(features)
+        assert isinstance(detector, DefaultEnsemble)
+        assert tuple(parse(text).spec for text in members) == tuple(member.spec for member in detector.members)
+    embeddings = Features(WHOLE.embedding, logits=WHOLE.logits)
+    assert default_detector(embeddings).detectors == default.LOGIT_MEMBERS, "no head, no DICE"
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("head", [WHOLE.head, None], ids=["everything", "logits alone"])
+def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(
+    multilabel: bool, head: Head | None, tmp_path: Path
+) -> None:
+    embedding = None if head is None else WHOLE.embedding
+    whole = Features(embedding, logits=WHOLE.logits, head=head, multilabel=multilabel)
+    detector = default_detector(whole).fit(whole)
+    scores = detector.score(whole)
+    assert torch.isfinite(scores).all()
+    assert scores.std() > 0
+    if head is None:
+        nothing = Features(logits=torch.zeros(1, whole.classes), multilabel=multilabel)
+        assert detector.score(nothing) < scores.median(), "logits that say nothing"
+    save_detector(detector, tmp_path / "d")
+    assert torch.equal(load_detector(tmp_path / "d").score(whole), scores)
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    reordered = default_detector(whole).fit(whole[order])
+    torch.testing.assert_close(reordered.score(whole), scores, rtol=1e-4, atol=1e-4)
+
+
+def test_the_members_for_logits_alone_equal_their_ensemble_by_hand() -> None:
+    logits = Features(logits=WHOLE.logits)
+    detector = default_detector(logits).fit(logits)
+    same = RankEnsemble(detectors=["energy", "gen", "max_logit"], reduction="fisher").fit(logits)
+    torch.testing.assert_close(detector.score(logits), same.score(logits))
+    assert "embedding" not in detector.learns_from
+    assert "labels" not in detector.learns_from
+
+
+def test_the_usual_default_is_refused_for_a_multi_label_model() -> None:
+    several = Features(WHOLE.embedding, head=WHOLE.head, multilabel=True)
+    with pytest.raises(ArgumentError, match="default takes classes as exclusive, but the model is multi-label"):
+        DefaultEnsemble().fit(several)
+
+
 # With a network -------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Chains of stages: any shape, sparsifier and score combine, and a chain owns its stages."""
 
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,11 +21,14 @@ from oodles.detectors import (
     MSP,
     SCALE,
     BottomK,
+    Detector,
     Energy,
     Entropy,
+    JointEnergy,
     LogitDetector,
     MaxLogit,
     RandomK,
+    RankEnsemble,
     ReAct,
     Sparsifier,
     TopBottomK,
@@ -34,7 +39,10 @@ from oodles.detectors import (
     detector_list,
     parse,
 )
-from oodles.errors import ArgumentError
+from oodles.detectors.base import check_multilabel
+from oodles.detectors.network_detector import needs_network
+from oodles.detectors.registry import BUILT_IN
+from oodles.errors import ArgumentError, FitWarning
 from oodles.features import Features
 from oodles.functional import energy, entropy, max_logit, msp
 from oodles.testing import check_detector
@@ -204,8 +212,9 @@ def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], 
         (MaxLogit(), slow_scores.max_logit),
         (Energy(temperature=2.5), partial(slow_scores.energy, temperature=2.5)),
         (Entropy(temperature=2.5), partial(slow_scores.entropy, temperature=2.5)),
+        (JointEnergy(), lambda row: sum(slow_scores.energy([0.0, value]) for value in row)),
     ],
-    ids=["msp", "max_logit", "energy", "entropy"],
+    ids=["msp", "max_logit", "energy", "entropy", "joint_energy"],
 )
 def test_a_score_alone_is_that_of_the_network_s_own_logits(
     detector: LogitDetector, score: Callable[..., float], features: Features
@@ -213,6 +222,59 @@ def test_a_score_alone_is_that_of_the_network_s_own_logits(
     alone = Features(logits=features.logits)
     np.testing.assert_allclose(detector.score(alone), [score(row) for row in features.logits.tolist()], rtol=1e-5)
     assert torch.equal(detector.score(features), detector.score(alone))
+
+
+# Several classes per input ----------------------------------------------------------------------
+
+
+def several(features: Features) -> Features:
+    """The same features of a model with one sigmoid per class."""
+    return Features(features.embedding, labels=features.labels, head=features.head, multilabel=True)
+
+
+WITHOUT_SOFTMAX = {
+    *("max_logit", "joint_energy", "knn", "residual", "godin"),
+    *("mahalanobis", "rmds", "mahalanobis_pp", "gaussian_mixture"),
+}
+NAMES = [entry.name for entry in BUILT_IN if issubclass(entry.kind, Detector) and entry.name != "rank_ensemble"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_SOFTMAX])
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+def test_detectors_with_a_softmax_are_refused_by_name_for_multi_label_models(name: str, features: Features) -> None:
+    detector = parse(name)
+    refused = (
+        " takes classes as exclusive, but the model is multi-label (one sigmoid per class); use joint_energy, max_l"
+    )
+    message = re.escape(detector.spec + refused)
+    with pytest.raises(ArgumentError, match=message):
+        check_multilabel(detector)
+    if needs_network(detector):
+        return
+    with pytest.raises(ArgumentError, match=message):
+        detector.fit(several(features)).score(several(features))
+    if name != "mcm":  # which takes no other head than a cosine one
+        with pytest.raises(ArgumentError, match=message):
+            detector.fit(features).score(several(features))
+
+
+@pytest.mark.parametrize("name", ["max_logit", "joint_energy", "knn", "residual", "mahalanobis", "mahalanobis_pp"])
+def test_detectors_without_a_softmax_are_as_good_for_multi_label_models(name: str, features: Features) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        want = parse(name).fit(features).score(features)
+        assert torch.equal(parse(name).fit(several(features)).score(several(features)), want)
+
+
+def test_a_chain_is_for_multi_label_models_if_its_score_is(features: Features) -> None:
+    train = several(features)
+    for score in ("max_logit", "joint_energy"):
+        assert torch.isfinite(parse(f"react(90)+dice(0.5)+{score}").fit(train).score(train)).all()
+    with pytest.raises(ArgumentError, match=r"^react\(90\)\+dice\(0\.5\).* takes classes as exclusive"):
+        parse("react(90)+dice(0.5)").fit(train)
+    with pytest.raises(ArgumentError, match=r"rank_ensemble.* takes classes as exclusive"):
+        RankEnsemble(detectors=["knn", "energy"]).fit(train)
+    assert not RankEnsemble(detectors=["knn", "max_logit"]).needs_softmax
 
 
 # Mistakes ---------------------------------------------------------------------------------------

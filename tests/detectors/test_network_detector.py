@@ -5,7 +5,7 @@ import pytest
 from oodles.detectors import DICE, GODIN, KNN, ODIN, Detector, Energy, Mahalanobis, RankEnsemble, parse
 from oodles.detectors.network_detector import is_tuned, layers_of, needs_network, steps_of
 from oodles.errors import ArgumentError
-from oodles.features import Step
+from oodles.steps import Step
 
 
 def test_equal_numbers_are_one_step_however_they_are_written() -> None:

@@ -199,7 +199,7 @@ def test_no_more_than_max_images_are_used():
 
     tune([ODIN()], model, loader(), max_images=10, head=False)
     assert given == [4, 4, 4]
-    assert set(model.forwards) == {10}
+    assert set(model.forwards) == {2, 4}, "in the loader's batches, the last one cut"
 
 
 def test_labels_do_not_matter_if_none_are_needed():

@@ -99,7 +99,7 @@ def test_every_detector_of_the_list_is_read_back() -> None:
     # nothing that has a name is left out of the list, except what needs a network or members
     kinds = {type(detector) for detector in detector_list()}
     left_out = {entry.name for entry in BUILT_IN if entry.kind not in kinds}
-    assert left_out == {"odin", "godin", "adascale", "rank_ensemble"}
+    assert left_out == {"odin", "godin", "adascale", "mcm", "rank_ensemble"}
 
 
 @settings(max_examples=60, deadline=None)

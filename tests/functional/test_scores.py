@@ -1,5 +1,6 @@
 """Scores of logits against the term-by-term reference, and their behaviour at extreme values."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,26 @@ def test_max_logit_agrees_with_the_reference(logits: list[list[float]]) -> None:
     assert fast.max_logit(torch.tensor(logits)).tolist() == [slow.max_logit(row) for row in logits]
 
 
+def slow_joint_energy(row: list[float]) -> float:
+    """One class at a time: the energy of a two-class problem with the logits 0 and z."""
+    return math.fsum(slow.energy([0.0, value]) for value in row)
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=rows)
+def test_joint_energy_agrees_with_the_reference(logits: list[list[float]]) -> None:
+    want = [slow_joint_energy(row) for row in logits]
+    wide = fast.joint_energy(torch.tensor(logits, dtype=torch.float64))
+    np.testing.assert_allclose(wide, want, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(fast.joint_energy(torch.tensor(logits)), want, rtol=2e-5, atol=1e-9)
+
+
+def test_joint_energy_counts_every_class_that_is_likely() -> None:
+    """The energy of a softmax hardly notices a second class; the sum over classes does."""
+    logits = torch.tensor([[9.0, -9.0, -9.0], [9.0, 9.0, -9.0], [1e4, -1e4, 0.0]])
+    np.testing.assert_allclose(fast.joint_energy(logits), [9, 18, 1e4 + np.log(2)], rtol=1e-4)
+
+
 def test_energy_does_not_overflow() -> None:
     huge = torch.tensor([[1e4, -1e4], [-1e4, -1e4]])
     np.testing.assert_allclose(fast.energy(huge), [1e4, -1e4 + np.log(2)], rtol=1e-6)
@@ -64,7 +85,7 @@ def test_entropy_of_a_one_hot_softmax_is_zero_and_finite() -> None:
     assert scores[1] == pytest.approx(-np.log(3), rel=1e-6)
 
 
-@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.max_logit])
+@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.max_logit, fast.joint_energy])
 def test_nan_stays_nan(score: Callable[..., Any]) -> None:
     """An invalid input must not get a finite score."""
     scores = score(torch.tensor([[1.0, float("nan"), 0.0], [1.0, 2.0, 3.0]]))

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def breaks(error):
         (fine, None),
         (breaks(RuntimeError("disk gone")), RuntimeError),
         (breaks(KeyboardInterrupt()), KeyboardInterrupt),
-        (lambda: [(pictures(5), None), (torch.zeros(5, 7, 8, 8), None)], RuntimeError),
+        (lambda: [(pictures(5), None), (torch.zeros(5, 7, 8, 8), None)], DataError),
     ],
     ids=["complete", "error in the loader", "interrupted", "error in the model"],
 )
@@ -69,7 +70,7 @@ def test_the_model_is_left_as_it_was(loader, error, options):
         assert torch.equal(tensor, weights[key]), key
 
 
-@pytest.mark.parametrize("name", ["Stochastic", "CosineProduct", "Prototypes"])
+@pytest.mark.parametrize("name", ["Stochastic", "FinalReLU", "Prototypes"])
 def test_a_refused_model_is_left_as_it_was_too(name):
     model = seeded(getattr(networks, name)).train()
     model.body.eval()
@@ -240,13 +241,13 @@ def test_loaders_that_are_refused(store, tmp_path):
 
     with pytest.raises(DataError, match="the loader gave no batch"):
         run([])
-    with pytest.raises(DataError, match="5 images with 4 labels"):
+    with pytest.raises(DataError, match="5 inputs with 4 labels"):
         run([(pictures(5), torch.zeros(4, dtype=torch.long))])
     with pytest.raises(DataError, match="some batches have labels and some do not"):
         run([batched(5, 5)[0], pictures(5)])
-    with pytest.raises(DataError, match=r"keys \['x', 'y'\]"):
+    with pytest.raises(DataError, match=r"gave x, y, none of which Net\.forward takes \(images\); rename the keys"):
         run([{"x": pictures(5), "y": 1}])
-    with pytest.raises(DataError, match="the loader gave str"):
+    with pytest.raises(DataError, match=r"the loader gave item 0 \(str\) instead of a batch of tensors; give tensors"):
         run(["cat.png"])
     with pytest.raises(DataError, match=r"1 of 5 labels are not classes.*the first is 5 in row 1"):
         run([(pictures(5), torch.tensor([0, CLASSES, 1, 2, 3]))])
@@ -355,7 +356,7 @@ def test_a_store_of_another_extraction_is_refused(tmp_path):
         "shard-00003": batches[:3],
     }
     for where, loader in elsewhere.items():
-        message = rf"other images, in another order or in other batch sizes; they differ at {where}"
+        message = rf"other inputs, in another order or in other batch sizes; they differ at {where}"
         with pytest.raises(FileError, match=message):
             extract(model, loader, store=store)
     same(Features.load(store), extract(model, batches))
@@ -372,7 +373,7 @@ def test_a_shuffling_loader_is_refused(tmp_path):
 
 def test_batches_of_another_size_are_never_mixed(tmp_path):
     extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s")
-    with pytest.raises(FileError, match="other images"):
+    with pytest.raises(FileError, match="other inputs"):
         extract(counted(), batched(ROWS, 4), store=tmp_path / "s")
 
 
@@ -419,6 +420,39 @@ def test_a_bad_row_is_never_stored_and_the_good_shards_stay(tmp_path):
         extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s"),
         extract(counted(), batched(ROWS, BATCH)),
     )
+
+
+def shard_rows(store):
+    return [entry["rows"] for entry in json.loads((store / "manifest.json").read_text())["shards"]]
+
+
+def test_a_shard_is_written_every_few_seconds_so_that_a_small_extraction_continues_too(tmp_path, monkeypatch):
+    """A slow network on few images would else write its only shard at the end, and start over if interrupted."""
+    model, batches = counted(), batched(ROWS, BATCH)
+    clock = iter(range(0, 10_000, 10))
+    with monkeypatch.context() as patched:
+        patched.setattr(extraction, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        extract(model, batches, store=tmp_path / "slow")
+    assert shard_rows(tmp_path / "slow") == [15, 5], "the clock went on by ten seconds per batch"
+
+    monkeypatch.setattr(extraction, "SHARD_SECONDS", 0.0)
+
+    def interrupted():
+        yield from batches[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, interrupted(), store=tmp_path / "s", head=False)
+    assert shard_rows(tmp_path / "s") == [BATCH] * 3
+    model.body.calls = 0
+    resumed = extract(model, batches, store=tmp_path / "s", head=False)
+    assert model.body.calls == 1
+    same(resumed, extract(model, batches, head=False))
+
+
+def test_a_quick_extraction_writes_one_shard(tmp_path):
+    extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s")
+    assert shard_rows(tmp_path / "s") == [ROWS]
 
 
 KILLED = """

@@ -12,15 +12,17 @@ from support.smooth import Smooth, classes_of, deconf, distance_twin, fitted, pl
 from support.snapshots import lived_in, numbers, portrait, same
 from torch.nn import functional as F
 
+from oodles.data.inputs import Inputs
 from oodles.detectors import GODIN, ODIN, Mahalanobis
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, FileError, HeadError
-from oodles.features import Features, Step
+from oodles.features import Features
 from oodles.network import extraction
 from oodles.network.extraction import extract
 from oodles.network.forward import CPU_ROWS, ForwardPass
 from oodles.network.perturbation import _gradients, channel_bounds, fgsm, perturb, run_with_steps
 from oodles.selection.tuning import tune
+from oodles.steps import Step
 
 # The gradient -------------------------------------------------------------------------------------
 
@@ -53,7 +55,7 @@ def test_the_gradient_agrees_with_finite_differences(kind):
     model, step, twin, options = case(kind)
     images = small(3, seed=5)
     forward = ForwardPass(model, options.get("head"), options.get("layers", ()))
-    first, gradients = _gradients(forward, images, [step.objective])
+    first, gradients = _gradients(forward, Inputs((images,)), images, [step.objective])
     np.testing.assert_allclose(step.objective(first.columns).detach(), twin(images.numpy()), rtol=1e-5)
     want = np.stack([slow.slopes(twin, image) for image in images.numpy()])
     assert np.abs(want).max() > 0
@@ -152,9 +154,11 @@ def test_integer_images_are_refused(dtype):
         def forward(self, images):
             return super().forward(images.to(self.fc.weight.dtype))
 
-    with pytest.raises(ArgumentError, match="floating-point images"):
+    kind = str(dtype).removeprefix("torch.")
+    refused = rf"moves one floating-point input, and the model takes no floating-point input: images \({kind} \(4, 3"
+    with pytest.raises(ArgumentError, match=f"^an input step {refused}"):
         perturb(seeded(Reads), images, sharpness, 0.1)
-    with pytest.raises(ArgumentError, match="floating-point images"):
+    with pytest.raises(ArgumentError, match=f"^the input step odin.* {refused}"):
         extract(seeded(Reads), [images], steps=ODIN(epsilon=0.1).steps())
 
 
@@ -338,7 +342,7 @@ def test_a_step_keeps_the_requested_column():
 def test_without_steps_there_is_no_backward_pass():
     model = smooth()
     with torch.no_grad():
-        columns = run_with_steps(ForwardPass(model, False), small(6), []).columns
+        columns = run_with_steps(ForwardPass(model, False), Inputs((small(6),)), []).columns
     assert list(columns) == ["logits"]
     assert (model.forwards, model.backwards) == ([6], [])
 

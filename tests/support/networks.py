@@ -286,6 +286,45 @@ class FunctionalTransformer(Transformer):
         return F.linear(self.hidden(images), self.head.weight, self.head.bias)
 
 
+class Headed(Net):
+    """The ordinary classifier with any head: ``answer(model, embedding)`` is what it returns."""
+
+    def __init__(self, answer: Callable[[Any, Tensor], Any], classes: int = CLASSES) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, classes)
+        self.projection = nn.Linear(WIDTH, 6)
+        self.answer = answer
+
+    def forward(self, images: Tensor) -> Any:
+        return self.answer(self, self.hidden(images))
+
+
+class LinearEmbedding(Headed):
+    """The same with an embedding that is itself the output of a linear layer, without a ReLU."""
+
+    def __init__(self, answer: Callable[[Any, Tensor], Any], classes: int = CLASSES) -> None:
+        super().__init__(answer, classes)
+        self.neck = nn.Linear(WIDTH, WIDTH)
+
+    def hidden(self, images: Tensor) -> Tensor:
+        return self.neck(super().hidden(images))
+
+
+class LowRank(nn.Module):
+    """A linear layer with a low-rank update beside it, as LoRA adds one."""
+
+    def __init__(self, scale: float, *, bias: bool = True, update: bool = True) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, CLASSES, bias=bias)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, CLASSES, bias=False)
+        self.scale = scale
+        if not update:
+            nn.init.zeros_(self.up.weight)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        return self.base(embedding) + self.scale * self.up(self.down(embedding))
+
+
 class CosineProduct(Net):
     """Cosine head: both sides of a product normalised, times a scale."""
 
@@ -313,6 +352,14 @@ class CosineDivided(Net):
     def forward(self, images: Tensor) -> Any:
         hidden = self.hidden(images)
         return hidden @ self.fc.weight.T / (hidden.norm(dim=1, keepdim=True) * self.fc.weight.norm(dim=1))
+
+
+class CosinePerClass(Net):
+    """One cosine after another, which is not recognised as a cosine head."""
+
+    def forward(self, images: Tensor) -> Any:
+        hidden = self.hidden(images)
+        return torch.stack([F.cosine_similarity(hidden, row[None]) for row in self.fc.weight], dim=1)
 
 
 class Sigmoid(Net):

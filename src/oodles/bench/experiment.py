@@ -14,13 +14,14 @@ from oodles.data.transforms import Transform
 from oodles.detectors import Detector, fit_together, parse
 from oodles.detectors.network_detector import layers_of, steps_of, tuning_summary
 from oodles.errors import DataError
-from oodles.features import Features, Step
+from oodles.features import Features
 from oodles.metrics import Row
 from oodles.network.extraction import extract
 from oodles.network.forward import HeadName
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
 from oodles.paper.tables import detectors_of
 from oodles.selection.tuning import MAX_IMAGES, tune
+from oodles.steps import Step
 from oodles.store import is_store
 
 ID_SETS = ("train", "test")
@@ -103,9 +104,6 @@ class Extraction:
         )
         if loader.bad:
             self.tell(f"skipped: {loader.problem_summary()}")
-        if labelled and images.classes and len(images.classes) != features.classes:
-            folders = f"{len(images.classes)} class folders for {features.classes} classes"
-            self.tell(f"{name}: {folders} of the model, so labels and accuracy may be wrong")
         return features
 
 

@@ -1,6 +1,11 @@
-"""The ``oodles`` command, one file per subcommand. Heavy imports wait until a command runs, so that help is fast."""
+"""The ``oodles`` command, one file per subcommand.
+
+Heavy imports wait until a command runs, so that help is fast. A command checks its arguments before it imports torch,
+so that a mistyped path is reported at once.
+"""
 
 import functools
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,11 +21,13 @@ from oodles.cli.common import notice
 from oodles.cli.data import datasets
 from oodles.cli.demo import demo
 from oodles.cli.detectors import detectors
+from oodles.cli.explain import explain
 from oodles.cli.extract import extract
 from oodles.cli.fit import fit
 from oodles.cli.score import score
 from oodles.cli.select import select
 from oodles.cli.select_p import select_p
+from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import FitWarning, OodlesError
 
@@ -29,7 +36,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="oodles",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,7 +67,7 @@ def root(
 
 # in the order in which a user meets them
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, extract, fit, score, bench, select, select_p),
+    *(demo, extract, fit, threshold, score, explain, bench, select, select_p),
     *(detectors, train, analyze),
 )
 RESUMED = {
@@ -94,10 +100,13 @@ app.add_typer(datasets, name="data")
 def main() -> None:
     """Run the command; invalid input ends with one line and exit code 2."""
     with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
         warnings.simplefilter("always", FitWarning)
         warnings.showwarning = _print_warning
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be valid text
         try:
-            app()
+            app(prog_name="oodles")
         except Interrupted as interrupted:
             notice(str(interrupted))
             sys.exit(130)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from oodles.cli.checks import check_experiment, check_out
 from oodles.cli.common import notice
 
 
@@ -23,6 +24,9 @@ def analyze(
 
     Example: oodles analyze oodles-store/cifar10/densenet101-cifar10 --ood svhn --out figures
     """
+    check_experiment(features)
+    check_out(out)
+
     from oodles.bench.experiment import load_experiment
     from oodles.paper.figures import draw_figures, variance_summary
 

@@ -1,6 +1,7 @@
 """``oodles bench``."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,9 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import console, load_model, named_paths, notice, transform
+from oodles.cli.checks import check_at_least, check_checkpoints, check_choice, check_out, image_options
+from oodles.cli.common import console, load_model, named_paths, notice, report_ignored
+from oodles.cli.completion import complete_detector, one_of
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -19,12 +22,26 @@ if TYPE_CHECKING:
     from oodles.data.readers import ImageSet
 
 
+# the names in oodles.bench.suites and oodles.paper.tables, which import torch
+SUITE_NAMES = ("cifar10", "cifar100", "imagenet")
+TABLE_NAMES = ("main", "sparsification", "selection", "sweep", "msp")
+
+
 def bench(
-    suite: Annotated[str | None, Argument(help="cifar10, cifar100 or imagenet: the paper's sets and network.")] = None,
+    suite: Annotated[
+        str | None,
+        Argument(
+            help="cifar10, cifar100 or imagenet: the paper's sets and network.",
+            autocompletion=one_of(*SUITE_NAMES),
+        ),
+    ] = None,
     data: common.DataOption = Path("data"),
     table: Annotated[
         list[str] | None,
-        Option(help="main, sparsification, selection, sweep, msp, or all; may be repeated. Default: main."),
+        Option(
+            help="main, sparsification, selection, sweep, msp, or all; may be repeated. Default: main.",
+            autocompletion=one_of(*TABLE_NAMES, "all"),
+        ),
     ] = None,
     model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
     checkpoint: Annotated[list[Path] | None, Option(help="Its weights; repeat it to average over several.")] = None,
@@ -34,7 +51,10 @@ def bench(
     without: Annotated[list[str] | None, Option(help="Leave an OOD set of the suite out.")] = None,
     detector: Annotated[
         list[str] | None,
-        Option(help="A name such as knn, stages joined by +, e.g. 'react(90)+dice(0.7)', or package.module:Class."),
+        Option(
+            help="A name such as knn, stages joined by +, e.g. 'react(90)+dice(0.7)', or package.module:Class.",
+            autocompletion=complete_detector,
+        ),
     ] = None,
     p: Annotated[float | None, Option(help="Sparsity of the ablations. Default: the suite's.")] = None,
     paper: Annotated[bool, Option("--paper", help="Add the paper's figures and the differences.")] = False,
@@ -61,38 +81,48 @@ def bench(
     oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
     --ood sketches=imgs/sketches
     """
-    from oodles.bench.experiment import Extraction, Tables, run_tables
-    from oodles.bench.suites import suite as find_suite
-    from oodles.bench.tables import rows_json
-    from oodles.detectors import detector_list, parse
-    from oodles.detectors.network_detector import needs_network
-    from oodles.models.deconf import cosine_layer
-    from oodles.paper.tables import TABLES, detectors_of
+    from oodles.data.readers import open_images
 
     if list_suites:
         _list_suites(data)
         return
-    chosen = find_suite(suite) if suite else None
-    tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
+    for name in table or []:
+        check_choice("table", name, (*TABLE_NAMES, "all"))
+    tables = list(TABLE_NAMES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
+    options = image_options(size, resize, mean, std)
+    runs = _runs(checkpoint or [])
+    own_paths = {"train": train, "test": test, **named_paths(ood or [])}
+    check_out(out)
+    check_at_least("--limit", limit)
+    if suite is None:
+        _check_without_suite(model, own_paths, paper=paper, without=without or [])
+    else:
+        check_choice("suite", suite, SUITE_NAMES)
+        if not data.is_dir():
+            raise DataError(f"--data {data} does not exist; give the folder that holds the datasets of {suite}")
+    own_sets = {name: open_images(path) for name, path in own_paths.items() if path is not None}
+    for name, images in own_sets.items():
+        report_ignored(images, labels=name in ("train", "test"))
+
+    from oodles.bench.experiment import Extraction, Tables, run_tables
+    from oodles.bench.suites import SUITES
+    from oodles.bench.tables import rows_json
+    from oodles.detectors import detector_list, parse
+    from oodles.detectors.network_detector import needs_network
+    from oodles.models.deconf import cosine_layer
+
+    chosen = None if suite is None else SUITES[suite]
     sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
     parse(f"dice({sparsity})")
-    for name in (*tables, *(each for each in table or [] if each != "all")):
-        detectors_of(name, (), sparsity)
-    if paper and chosen is None:
-        raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
-    if out is not None and out.is_file():
-        raise ArgumentError(f"--out {out} is a file; give a folder")
     own = [parse(text).spec for text in detector or []]
-    sets = _sets(chosen, data, {"train": train, "test": test, **named_paths(ood or [])}, without or [])
-    factory = model or (chosen.model if chosen is not None else None)
+    sets = ({} if chosen is None else _suite_sets(chosen, data, without or [])) | own_sets
     if chosen is not None and len(sets) < 3:
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
-    if factory is None or "train" not in sets or "test" not in sets or len(sets) < 3:
-        raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
+    factory = model or (chosen.model if chosen is not None else "")
     id_set = chosen.name if chosen is not None else "id"
-    preprocessing = chosen.transform if chosen is not None else transform(size, resize, mean, std)
+    preprocessing = chosen.transform if chosen is not None else options.transform()
     result = Tables()
-    for run, path in _runs(checkpoint or []).items():
+    for run, path in runs.items():
         network = load_model(factory, path)
         folder = store / id_set / (run if limit is None else f"{run}-{limit}")
         standard = [each.spec for each in detector_list()] if chosen is None else list(chosen.detectors)
@@ -145,20 +175,31 @@ def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ArgumentError(f"two checkpoints are called {twice!r}; features are stored under that name, so rename one")
+    check_checkpoints(checkpoints)
     return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 
-def _sets(chosen: "Suite | None", data: Path, own: dict[str, Path | None], without: list[str]) -> dict[str, "ImageSet"]:
-    """The suite's sets that were found, then the user's own."""
-    from oodles.data.readers import open_images
+def _check_without_suite(
+    model: str | None, sets: Mapping[str, Path | None], *, paper: bool, without: Sequence[str]
+) -> None:
+    """Raise unless the options describe an experiment without one of the paper's suites."""
+    if paper:
+        raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
+    if without:
+        raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
+    if model is None or None in sets.values() or len(sets) < 3:
+        raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
 
-    sets: dict[str, ImageSet] = {}
-    if chosen is not None:
-        sets["train"], sets["test"] = chosen.open_id(data)
-        sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in without}
-        if chosen.missing(data):
-            notice(f"not under {data}: {', '.join(chosen.missing(data))}")
-    return sets | {name: open_images(path) for name, path in own.items() if path is not None}
+
+def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "ImageSet"]:
+    """The suite's sets that were found."""
+    for name in without:
+        check_choice("--without", name, (*chosen.ood, *chosen.extra))
+    sets = dict(zip(("train", "test"), chosen.open_id(data), strict=True))
+    sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in without}
+    if chosen.missing(data):
+        notice(f"not under {data}: {', '.join(chosen.missing(data))}")
+    return sets
 
 
 def _show(result: "Tables", paper: str | None, id_set: str, out: Path | None, *, quiet: bool) -> None:

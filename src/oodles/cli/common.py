@@ -1,4 +1,4 @@
-"""What the commands share: consoles, options, and how options become models, transforms and paths."""
+"""What the commands share: consoles, options, and how options become models and paths."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from oodles.data.loaders import ImageLoader
-    from oodles.data.transforms import Transform
+    from oodles.data.readers import ImageSet
 
-console = Console()
-notices = Console(stderr=True)
+# what is printed contains names of the user's, in which :boom: is no emoji
+console = Console(emoji=False)
+notices = Console(stderr=True, emoji=False)
 
 ModelOption = Annotated[
     str,
@@ -29,11 +30,15 @@ ModelOption = Annotated[
 CheckpointOption = Annotated[
     Path | None, Option(help="Its weights: a state dict (.pt, .pth, .safetensors). No code in the file is run.")
 ]
+GuardedModelOption = Annotated[str | None, Option("--model", help="Needed for images: package.module:factory.")]
 HeadOption = Annotated[str | None, Option("--head", help="Name of the last linear layer, if not found automatically.")]
 SizeOption = Annotated[int, Option(help="Input size: the shorter side becomes --resize, then a centre crop.")]
 ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
 MeanOption = Annotated[str, Option(help="Mean of each channel, 0 to 1, comma-separated.")]
 StdOption = Annotated[str, Option(help="Standard deviation of each channel, comma-separated.")]
+KnownSizeOption = Annotated[int | None, Option(help="As given to extract; the guard remembers it.")]
+KnownMeanOption = Annotated[str | None, Option(help="As given to extract.")]
+KnownStdOption = Annotated[str | None, Option(help="As given to extract.")]
 DeviceOption = Annotated[str | None, Option(help="For example cuda. Default: cpu.")]
 LimitOption = Annotated[int | None, Option(help="Use at most this many images of each set, chosen at random.")]
 SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
@@ -47,7 +52,7 @@ def notice(text: str, label: str = "") -> None:
     from rich.markup import escape
 
     line = escape(" ".join(text.split()))
-    notices.print(f"{label} {line}" if label else line, soft_wrap=True, highlight=False, emoji=False)
+    notices.print(f"{label} {line}" if label else line, soft_wrap=True, highlight=False)
 
 
 def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":
@@ -62,22 +67,6 @@ def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":
     return model.eval()
 
 
-def transform(size: int, resize: int | None, mean: str, std: str) -> "Transform":
-    """The preprocessing that the options describe."""
-    from oodles.data.transforms import Transform
-
-    return Transform(size, resize or size, channels("mean", mean), channels("std", std))
-
-
-def channels(name: str, text: str) -> tuple[float, float, float]:
-    """Three comma-separated numbers."""
-    try:
-        red, green, blue = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {IMAGENET_MEAN}") from None
-    return red, green, blue
-
-
 def named_paths(pairs: list[str]) -> dict[str, Path]:
     """``NAME=PATH`` options as a mapping."""
     named = {}
@@ -87,6 +76,13 @@ def named_paths(pairs: list[str]) -> dict[str, Path]:
             raise ArgumentError(f"--ood {pair!r} must be NAME=PATH; NAME is a word other than train, test and average")
         named[name] = Path(path)
     return named
+
+
+def report_ignored(images: "ImageSet", *, labels: bool = False) -> None:
+    """Say which files are not images, and how class folders were understood if ``labels`` are wanted."""
+    for line in (images.ignored_summary(), images.label_note if labels else ""):
+        if line:
+            notice(line)
 
 
 def report_skipped(loader: "ImageLoader") -> None:

@@ -26,7 +26,12 @@ def fetch(
 
     from oodles.data.downloads import fetch as download
 
-    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=notices, transient=True, disable=not notices.is_terminal) as bar:
         task = bar.add_task(name, total=None)
         done = download(name, data, progress=lambda here, total: bar.update(task, completed=here, total=total))

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
+from oodles.cli.checks import check_out
 from oodles.cli.common import console
 
 
@@ -16,6 +17,8 @@ def demo(
     Nothing is downloaded. The features are those of a CIFAR-10 network for CIFAR-10, SVHN, Textures and
     Places images; the table shows which detector separates them best.
     """
+    check_out(out)
+
     from oodles.demo import run_demo
 
     run_demo(out, console)

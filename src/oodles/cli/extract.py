@@ -1,15 +1,14 @@
 """``oodles extract``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import load_model, notice, report_skipped, transform
-
-if TYPE_CHECKING:
-    from oodles.features import Features
+from oodles.cli.checks import check_checkpoints, image_options, read_class_names
+from oodles.cli.common import load_model, notice, report_ignored, report_skipped
+from oodles.cli.completion import complete_detector
 
 
 def extract(
@@ -23,9 +22,17 @@ def extract(
     mean: common.MeanOption = common.IMAGENET_MEAN,
     std: common.StdOption = common.IMAGENET_STD,
     labels: Annotated[bool, Option(help="Use class folders as labels; --no-labels for data of other classes.")] = True,
+    classes: Annotated[
+        Path | None,
+        Option(help="File with the names of the model's classes, one per line in the order of its outputs."),
+    ] = None,
     needed_by: Annotated[
         list[str] | None,
-        Option("--for", help="Keep the layers and input steps that this detector needs, e.g. 'odin(1000, 0.004)'."),
+        Option(
+            "--for",
+            help="Keep the layers and input steps that this detector needs, e.g. 'odin(1000, 0.004)'.",
+            autocompletion=complete_detector,
+        ),
     ] = None,
     half: Annotated[bool, Option("--half", help="Store float16, at half the size.")] = False,
     limit: common.LimitOption = None,
@@ -34,22 +41,30 @@ def extract(
 ) -> None:
     """Run your model once over images and keep its embeddings and logits.
 
-    The other commands work on the result: fit needs no network, nor does score for features.
+    The other commands work on the result: fit needs no network, nor does score for features. With --classes, or if the
+    model knows the names of its classes, class folders are matched with them by name; otherwise they are numbered in
+    alphabetical order.
 
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
+    from oodles.data.readers import open_images
+
+    options = image_options(size, resize, mean, std)
+    check_checkpoints([checkpoint])
+    class_names = None if classes is None else read_class_names(classes)
+    source = open_images(images).sample(limit)
+    report_ignored(source, labels=labels)
+
     import torch
 
     from oodles.data.loaders import ImageLoader
-    from oodles.data.readers import open_images
     from oodles.detectors import parse
     from oodles.detectors.network_detector import layers_of, steps_of
     from oodles.network.extraction import extract as run
 
-    preprocessing = transform(size, resize, mean, std)
-    loader = ImageLoader(open_images(images).sample(limit), preprocessing, labels=labels, skip_bad=skip_bad)
-    network = load_model(model, checkpoint)
     detectors = [parse(text) for text in needed_by or []]
+    loader = ImageLoader(source, options.transform(), labels=labels, skip_bad=skip_bad)
+    network = load_model(model, checkpoint)
     features = run(
         network,
         loader,
@@ -61,22 +76,12 @@ def extract(
         labels=labels,
         store=out,
         note=str(images),
-        preprocessing=preprocessing.as_record(),
+        preprocessing=loader.transform.as_record(),
+        classes=class_names,
     )
     report_skipped(loader)
     notice(f"{features} in {out}")
     if features.holds("labels"):
-        _report_labels(features, loader.images.classes)
-
-
-def _report_labels(features: "Features", folders: tuple[str, ...]) -> None:
-    """Say how well the labels fit the model: they are wrong if class folders are missing or in another order."""
-    batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())
-    accuracy = sum(int(correct) for correct in batches) / len(features)
-    notice(f"the model's accuracy by these labels is {accuracy:.1%}")
-    if folders and len(folders) != features.classes:
-        notice(
-            f"{len(folders)} class folders were numbered 0 to {len(folders) - 1}, but the model has {features.classes} "
-            "classes, so labels may be wrong; give images of every class, or use --no-labels",
-            "[yellow]warning[/yellow]",
-        )
+        batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())
+        accuracy = sum(int(correct) for correct in batches) / len(features)
+        notice(f"the model's accuracy by these labels is {accuracy:.1%}")

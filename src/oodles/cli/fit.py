@@ -5,7 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from oodles.cli.checks import DETECTOR_RECORD, GUARD_RECORD, check_id_rate, check_out, check_store
 from oodles.cli.common import notice
+from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError, DataError
 
 
@@ -16,7 +18,8 @@ def fit(
         str | None,
         Option(
             help="Stages joined by +, e.g. 'react(90)+dice(0.7)+energy', a name that `oodles detectors` lists, or your "
-            "own package.module:Class."
+            "own package.module:Class.",
+            autocompletion=complete_detector,
         ),
     ] = None,
     calibration: Annotated[
@@ -30,15 +33,19 @@ def fit(
 
     Example: oodles fit features/train --calibration features/val --detector 'dice(0.7)' --out guard
     """
-    from oodles.calibration import calibrate, check_id_rate
+    check_id_rate(id_rate)
+    check_store(features)
+    if calibration is not None:
+        check_store(calibration)
+    _check_out(out, force)
+
+    from oodles.calibration import calibrate
     from oodles.detectors import default_detector, parse
     from oodles.detectors.network_detector import is_tuned
     from oodles.features import FEWEST_TO_SPLIT, Features
     from oodles.persistence import save_guard
     from oodles.store import read_manifest
 
-    check_id_rate(id_rate)
-    _check_out(out, force)
     fitted = default_detector() if detector is None else parse(detector)
     train = Features.load(features)
     about = read_manifest(features)["about"]
@@ -66,19 +73,17 @@ def fit(
             "Python"
         )
     threshold = calibrate(fitted.score(held_out), id_rate)
-    save_guard(out, fitted, threshold, about.get("model"), about.get("head"), about.get("preprocessing"))
+    origin = about.get("model"), about.get("head"), about.get("preprocessing")
+    save_guard(out, fitted, threshold, *origin, train.class_names)
     rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
     notice(f"{fitted.spec}: {rule}; saved in {out}")
 
 
 def _check_out(out: Path, force: bool) -> None:
     """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
-    from oodles.persistence import GUARD_RECORD, RECORD
-
-    if out.exists() and not out.is_dir():
-        raise ArgumentError(f"--out {out} is a file; give a folder")
+    check_out(out)
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    other = [name for name in found if name not in (RECORD, GUARD_RECORD) and not name.startswith("detector-")]
+    other = [name for name in found if name not in (DETECTOR_RECORD, GUARD_RECORD) and not name.startswith("detector-")]
     if other:
         raise ArgumentError(f"--out {out} holds other files ({other[0]}, ...); give a new folder")
     if found and not force:

@@ -1,21 +1,26 @@
 """``oodles score``."""
 
-import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import channels, load_model, notice, report_skipped, transform
-from oodles.errors import ArgumentError, DataError
+from oodles.cli.checks import check_at_least, check_checkpoints, image_options
+from oodles.cli.common import notice
+from oodles.cli.guards import SavedGuard, load_saved, open_inputs, over_images, split_paths
+from oodles.cli.verdicts import Outcome, print_csv, print_json, print_text
+from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from oodles.data.transforms import Transform
-    from oodles.files import Record
+    from torch import Tensor
 
-SHIPPED = "cifar10-small"  # the network that is used if the user names none
+    from oodles.data.loaders import ImageLoader
+    from oodles.features import Features
+    from oodles.guard import Guard
 
 
 def score(
@@ -23,109 +28,112 @@ def score(
         list[Path],
         Argument(
             metavar="[GUARD] INPUTS",
-            help="A folder made by oodles fit, then an image, a folder of images, or features made by oodles extract. "
-            "Without a guard: a small CIFAR-10 network that comes with oodles.",
+            help="A folder made by oodles fit, then images, folders or .zip files of images, CIFAR batches, or "
+            "features made by oodles extract. Without a guard: a small CIFAR-10 network that comes with oodles.",
         ),
     ],
-    model: Annotated[str | None, Option(help="Needed for images: package.module:factory.")] = None,
+    model: common.GuardedModelOption = None,
     checkpoint: common.CheckpointOption = None,
-    size: Annotated[int | None, Option(help="As given to extract; the guard remembers it.")] = None,
+    size: common.KnownSizeOption = None,
     resize: common.ResizeOption = None,
-    mean: Annotated[str | None, Option(help="As given to extract.")] = None,
-    std: Annotated[str | None, Option(help="As given to extract.")] = None,
+    mean: common.KnownMeanOption = None,
+    std: common.KnownStdOption = None,
+    batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
+    workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
-    as_json: common.JsonOption = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="Print CSV and nothing else, with the columns input,label,class,score,is_id.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        Option(
+            "--json",
+            help="Print one JSON document and nothing else. It is written batch by batch, so its end is missing if the "
+            "command fails halfway.",
+        ),
+    ] = False,
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
+
+    Results are printed batch by batch, and memory does not grow with the number of images. If the network's output for
+    an input is not finite, the score is null in JSON and empty in CSV, and the input is not in-distribution.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt
 
     To try it without a model of your own: oodles score photo.jpg
     """
-    from oodles.detectors.network_detector import layers_of, steps_of
+    if as_csv and as_json:
+        raise ArgumentError("--csv and --json exclude each other; give one of them")
+    check_at_least("--batch-size", batch_size)
+    check_at_least("--workers", workers)
+    check_checkpoints([checkpoint])
+    options = image_options(size, resize, mean, std)
+    guard, inputs = split_paths("score", paths, model)
+    sources = open_inputs(inputs)
+
+    from oodles.data.loaders import WORKERS, ImageLoader
     from oodles.features import Features
-    from oodles.models import load, read_card
-    from oodles.models.shipped import GUARD, shipped_folder
-    from oodles.network.extraction import extract, model_fingerprint
-    from oodles.persistence import GUARD_RECORD, load_guard
-    from oodles.store import is_store, read_manifest
 
-    if len(paths) > 2:
-        raise ArgumentError(f"score takes a guard and one input, got {len(paths)} paths; put the images in a folder")
-    own = len(paths) == 2
-    guard, inputs = (paths[0] if own else shipped_folder(SHIPPED) / GUARD), paths[-1]
-    if not own and (model is not None or (inputs / GUARD_RECORD).exists()):
-        raise ArgumentError(f"score needs a guard and an input, got only {inputs}; fit a guard first")
-    detector, threshold, record = load_guard(guard)
-    classes: list[str] = [] if own else read_card(SHIPPED)["classes"]
-    if is_store(inputs):
-        features = Features.load(inputs)
-        origin = read_manifest(inputs)["about"].get("model")
-        if None not in (origin, record["model"]) and origin != record["model"]:
-            raise DataError(f"{inputs} has features of another model than {guard} was fitted on")
-        names = [f"row {row}" for row in range(len(features))]
-    else:
-        from oodles.data.loaders import ImageLoader
-        from oodles.data.readers import open_images
-
-        preprocessing = _preprocessing(record["preprocessing"], size, resize, mean, std, guard)
-        loader = ImageLoader(open_images(inputs), preprocessing, labels=False, skip_bad=skip_bad)
-        if own and model is None:
-            raise ArgumentError(f"{inputs} holds images, so --model and --checkpoint are needed")
-        network = load(SHIPPED) if model is None else load_model(model, checkpoint)
-        if not own:
-            _introduce()
-        if record["model"] not in (None, model_fingerprint(network)):
-            raise DataError(f"{guard} was fitted on another model than {model} with these weights")
-        layers, steps = layers_of([detector]), steps_of([detector])
-        features = extract(network, loader, head=record["head"], layers=layers, steps=steps, device=device)
-        names = loader.names
-        report_skipped(loader)
-    scores = detector.score(features)
-    accepted = threshold.is_id(scores)
-    labels = features.logits.argmax(dim=1)
-    verdicts = [
-        {"input": name, "label": int(label), "score": float(value), "is_id": bool(verdict)}
-        | ({"class": classes[int(label)]} if classes else {})
-        for name, label, value, verdict in zip(names, labels, scores, accepted, strict=True)
-    ]
+    saved = load_saved(guard)
+    guarded: Guard | None = None
+    parts: list[Iterator[list[Outcome]]] = []
+    for source in sources:
+        if isinstance(source, Path):
+            saved.check_features(source)
+            parts.append(_score_features(saved, source, Features.load(source)))
+            continue
+        transform = saved.preprocessing(options)
+        loader = ImageLoader(
+            source, transform, labels=False, skip_bad=skip_bad, batch_size=batch_size, workers=workers or WORKERS
+        )
+        if guarded is None:
+            guarded = saved.with_model(model, checkpoint, device)
+        parts.append(_score_images(guarded, loader, device))
+    counts: Counter[str] = Counter()
+    batches = _counting(chain.from_iterable(parts), counts)
+    spec, limit = saved.detector.spec, saved.threshold.value
     if as_json:
-        typer.echo(json.dumps({"detector": detector.spec, "threshold": threshold.value, "verdicts": verdicts}))
-        return
-    for verdict in verdicts:
-        mark = "ID " if verdict["is_id"] else "OOD"
-        known = verdict.get("class", f"class {verdict['label']}")
-        typer.echo(f"{mark}  {verdict['score']:12.7g}  {known:<11} {verdict['input']}")
-    notice(f"{int(accepted.sum())} of {len(names)} in-distribution ({detector.spec} >= {threshold.value:.7g})")
+        print_json(batches, {"detector": spec, "threshold": limit}, "verdicts")
+    elif as_csv:
+        print_csv(batches)
+    else:
+        print_text(batches)
+        skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+        notice(f"{counts['ID']} of {counts['ID'] + counts['OOD']} in-distribution ({spec} >= {limit:.7g}){skipped}")
 
 
-def _introduce() -> None:
-    """Say which network is used, since the user named none."""
-    from oodles.models import read_card
+def _score_features(saved: SavedGuard, folder: Path, features: "Features") -> Iterator[list[Outcome]]:
+    """Verdicts on the rows of a feature store."""
+    class_names = saved.class_names or features.class_names
+    start = 0
+    for batch in features.batches():
+        names = [f"{folder}[{row}]" for row in range(start, start + len(batch))]
+        scores = saved.detector.score(batch)
+        yield _verdicts(names, batch.logits.argmax(dim=1), scores, saved.threshold.is_id(scores), class_names)
+        start += len(batch)
 
-    card = read_card(SHIPPED)
-    network = f"{SHIPPED}, {card['what']} ({', '.join(card['classes'])})"
-    accuracy = f"{card['test accuracy']:.1%} accurate on JPEG test images"
-    notice(f"no guard given: using {network}, {accuracy}. Pictures are resized to 32 pixels.")
+
+def _score_images(guard: "Guard", loader: "ImageLoader", device: str | None) -> Iterator[list[Outcome]]:
+    """Verdicts on images; those that were skipped are in their places."""
+
+    def judge(names: list[str], images: "Tensor") -> list[Outcome]:
+        verdict = guard(images)
+        return _verdicts(names, verdict.label, verdict.score, verdict.is_id, guard.class_names)
+
+    return over_images(loader, device, judge, lambda name, problem: Outcome(name, problem=problem))
 
 
-def _preprocessing(
-    recorded: "Record | None", size: int | None, resize: int | None, mean: str | None, std: str | None, guard: Path
-) -> "Transform":
-    """The preprocessing of the features that the guard was fitted on, which options must not contradict."""
-    from oodles.data.transforms import Transform
+def _verdicts(
+    names: Sequence[str], label: "Tensor", score: "Tensor", is_id: "Tensor", class_names: Sequence[str]
+) -> list[Outcome]:
+    rows = zip(names, label.tolist(), score.tolist(), is_id.tolist(), strict=True)
+    known = dict(enumerate(class_names))
+    return [Outcome(name, number, known.get(number), value, accepted) for name, number, value, accepted in rows]
 
-    if recorded is None:
-        if size is None or mean is None or std is None:
-            raise ArgumentError(
-                f"{guard} does not record how images were preprocessed; give --size, --mean and --std as used for the "
-                f"model, e.g. --size 224 --mean {common.IMAGENET_MEAN} --std {common.IMAGENET_STD}"
-            )
-        return transform(size, resize, mean, std)
-    known = Transform.from_record(recorded)
-    asked = (size, resize, mean and channels("mean", mean), std and channels("std", std))
-    recalled = (known.size, known.resize, known.mean, known.std)
-    if any(value not in (None, own) for value, own in zip(asked, recalled, strict=True)):
-        raise ArgumentError(f"{guard} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
-    return known
+
+def _counting(batches: Iterable[list[Outcome]], counts: "Counter[str]") -> Iterator[list[Outcome]]:
+    """The same batches; ``counts`` says how many inputs were ID, OOD and skipped so far."""
+    for batch in batches:
+        counts.update("skipped" if each.problem else "ID" if each.is_id else "OOD" for each in batch)
+        yield batch

@@ -8,7 +8,9 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import load_model, notice, report_skipped, transform
+from oodles.cli.checks import check_checkpoints, image_options
+from oodles.cli.common import load_model, notice, report_ignored, report_skipped
+from oodles.cli.completion import complete_detector
 
 SHOWN = 12
 
@@ -20,7 +22,10 @@ def select(
     checkpoint: common.CheckpointOption = None,
     detector: Annotated[
         list[str] | None,
-        Option(help="A candidate, e.g. 'knn(50)' or 'scale(85)', instead of the default list; may be repeated."),
+        Option(
+            help="A candidate, e.g. 'knn(50)' or 'scale(85)', instead of the default list; may be repeated.",
+            autocompletion=complete_detector,
+        ),
     ] = None,
     count: Annotated[int, Option(help="Number of synthetic outliers of each kind.")] = 1000,
     seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.")] = 0,
@@ -42,14 +47,20 @@ def select(
 
     Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
-    from oodles.data.loaders import ImageLoader
     from oodles.data.readers import open_images
+
+    options = image_options(size, resize, mean, std)
+    check_checkpoints([checkpoint])
+    sets = [open_images(path).sample(limit) for path in (images, held_out)]
+    for each in sets:
+        report_ignored(each, labels=True)
+
+    from oodles.data.loaders import ImageLoader
     from oodles.network.extraction import extract
     from oodles.selection.detector import select as choose
     from oodles.selection.outliers import outlier_features
 
-    preprocessing = transform(size, resize, mean, std)
-    sets = [open_images(path).sample(limit) for path in (images, held_out)]
+    preprocessing = options.transform()
     loaders = [ImageLoader(each, preprocessing, skip_bad=skip_bad) for each in sets]
     network = load_model(model, checkpoint)
     train, id_rows = (extract(network, loader, head=head, device=device) for loader in loaders)

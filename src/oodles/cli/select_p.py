@@ -9,7 +9,9 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import load_model, notice, report_skipped, transform
+from oodles.cli.checks import check_checkpoints, image_options
+from oodles.cli.common import load_model, notice, report_ignored, report_skipped
+from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError
 
 
@@ -18,7 +20,9 @@ def select_p(
     held_out: Annotated[Path, Option(help="ID images the network was not trained on.")],
     model: common.ModelOption,
     checkpoint: common.CheckpointOption = None,
-    detector: Annotated[str, Option(help="A detector with a sparsifier, whose p to choose.")] = "dice",
+    detector: Annotated[
+        str, Option(help="A detector with a sparsifier, whose p to choose.", autocompletion=complete_detector)
+    ] = "dice",
     fine: Annotated[bool, Option("--fine", help="Try values from 0.01 up, not only the paper's six.")] = False,
     noise: Annotated[int, Option(help="Number of noise images.")] = 1000,
     seed: Annotated[int, Option(help="Seed of the noise.")] = 0,
@@ -40,10 +44,17 @@ def select_p(
 
     Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
+    from oodles.data.readers import open_images
+
+    options = image_options(size, resize, mean, std)
+    check_checkpoints([checkpoint])
+    sets = {name: open_images(path).sample(limit) for name, path in (("train", images), ("held_out", held_out))}
+    for each in sets.values():
+        report_ignored(each)
+
     import numpy as np
 
     from oodles.data.loaders import ImageLoader
-    from oodles.data.readers import open_images
     from oodles.detectors import LogitDetector, parse
     from oodles.network.extraction import extract
     from oodles.paper.sweep import PAPER_GRID
@@ -58,11 +69,8 @@ def select_p(
     chosen.with_p(0.5)
     if out is not None:
         check_picture(out)
-    preprocessing = transform(size, resize, mean, std)
-    loaders = {
-        name: ImageLoader(open_images(path).sample(limit), preprocessing, labels=False, skip_bad=skip_bad)
-        for name, path in (("train", images), ("held_out", held_out))
-    }
+    preprocessing = options.transform()
+    loaders = {name: ImageLoader(each, preprocessing, labels=False, skip_bad=skip_bad) for name, each in sets.items()}
     network = load_model(model, checkpoint)
     noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)
     sources: dict[str, Iterable[Any]] = {**loaders, "outliers": noises}

@@ -2,25 +2,42 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.common import notice, transform
+from oodles.cli.checks import check_choice, check_out, image_options
+from oodles.cli.common import notice, report_ignored
+from oodles.cli.completion import one_of
 from oodles.errors import ArgumentError, DataError
 
+if TYPE_CHECKING:
+    from oodles.data.readers import ImageSet
+
 ARCHITECTURES = {"densenet101": "oodles.models:densenet101", "small": "oodles.models:small_resnet"}
+RECIPE_NAMES = ("paper", "godin", "one-cycle")  # those in oodles.training, which imports torch
+HEAD_TYPES = ("linear", "deconf")
 CIFAR_MEAN, CIFAR_STD = "0.4914,0.4822,0.4465", "0.2023,0.1994,0.2010"
 
 
 def train(
-    arch: Annotated[str, Argument(help="densenet101 (the paper's), small, or your own package.module:factory.")],
+    arch: Annotated[
+        str,
+        Argument(
+            help="densenet101 (the paper's), small, or your own package.module:factory.",
+            autocompletion=one_of(*ARCHITECTURES),
+        ),
+    ],
     data: Annotated[Path, Option(help="Training images: a folder or .zip of class folders, or a CIFAR folder.")],
     out: Annotated[Path, Option("--out", help="Folder for checkpoints, weights and metrics.jsonl.")],
     test: Annotated[Path | None, Option(help="Labelled images to report accuracy on after each epoch.")] = None,
-    recipe: Annotated[str, Option(help="paper (100 epochs), godin (200), or one-cycle (24).")] = "paper",
-    head_type: Annotated[str, Option(help="linear, or deconf: the cosine head that godin needs.")] = "linear",
+    recipe: Annotated[
+        str, Option(help="paper (100 epochs), godin (200), or one-cycle (24).", autocompletion=one_of(*RECIPE_NAMES))
+    ] = "paper",
+    head_type: Annotated[
+        str, Option(help="linear, or deconf: the cosine head that godin needs.", autocompletion=one_of(*HEAD_TYPES))
+    ] = "linear",
     epochs: Annotated[int | None, Option(help="Instead of the recipe's; the schedule is stretched.")] = None,
     batch_size: Annotated[int | None, Option(help="Images per update, over all processes together.")] = None,
     learning_rate: Annotated[float | None, Option(help="Instead of the recipe's.")] = None,
@@ -41,37 +58,51 @@ def train(
 
     Example: oodles train densenet101 --data cifar-10-batches-py --out runs/densenet
     """
+    check_choice("--recipe", recipe, RECIPE_NAMES)
+    check_choice("--head-type", head_type, HEAD_TYPES)
+    options = image_options(size, resize, mean, std)
+    check_out(out)
+    source, classes = _open_labelled(data)
+    tested, _ = (None, 0) if test is None else _open_labelled(test)
+    if tested is not None and tested.classes != source.classes:
+        odd = min({*tested.classes} ^ {*source.classes})
+        raise DataError(f"only one of {data} and {test} has a class folder {odd}, so their labels would not agree")
+    factory = arch if ":" in arch else _factory(arch, classes)
+    source = source.sample(limit)
+
     import torch
 
     from oodles.data.loaders import read_pixels
-    from oodles.data.readers import open_images
     from oodles.models import build_model
     from oodles.models.deconf import with_head
     from oodles.training import train as run
     from oodles.training.recipes import RECIPES
 
-    if recipe not in RECIPES:
-        raise ArgumentError(f"--recipe {recipe!r} must be one of {', '.join(RECIPES)}")
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = replace(RECIPES[recipe], **changes)
-    preprocessing = transform(size, resize, mean, std)
-    source = open_images(data)
-    if source.labels is None:
-        raise DataError(f"{data} has no labels; put the images of each class in a folder of its own")
-    classes = len(source.classes) or int(source.labels.max()) + 1
     torch.manual_seed(seed)
-    network = with_head(build_model(arch if ":" in arch else _factory(arch, classes)), head_type)
-    images = read_pixels(source.sample(limit), preprocessing, skip_bad=skip_bad)
-    held_out = None if test is None else read_pixels(open_images(test), preprocessing, skip_bad=skip_bad)
-    if held_out is not None and held_out.classes != images.classes:
-        odd = min({*held_out.classes} ^ {*images.classes})
-        raise DataError(f"only one of {data} and {test} has a class folder {odd}, so their labels would not agree")
+    network = with_head(build_model(factory), head_type)
+    preprocessing = options.transform()
+    images = read_pixels(source, preprocessing, skip_bad=skip_bad)
+    held_out = None if tested is None else read_pixels(tested, preprocessing, skip_bad=skip_bad)
     notice(f"{arch}: {len(images):,} images of {classes} classes, {chosen}")
     metrics = run(network, images, out=out, test=held_out, recipe=chosen, seed=seed, resume=resume, device=device)
     last = metrics[-1]
-    tested = f", {100 * last['test_accuracy']:.2f} % accuracy on {test}" if "test_accuracy" in last else ""
-    notice(f"loss {last['loss']:.4f}{tested}; weights in {out / 'weights.safetensors'}")
+    measured = f", {100 * last['test_accuracy']:.2f} % accuracy on {test}" if "test_accuracy" in last else ""
+    notice(f"loss {last['loss']:.4f}{measured}; weights in {out / 'weights.safetensors'}")
+
+
+def _open_labelled(path: Path) -> tuple["ImageSet", int]:
+    """The images at a path, which must have labels, and the number of classes."""
+    from oodles.data.readers import open_images
+
+    images = open_images(path)
+    if images.labels is None:
+        reason = f" ({images.label_note})" if images.label_note else ""
+        raise DataError(f"{path} has no labels; put the images of each class in a folder of its own{reason}")
+    report_ignored(images, labels=True)
+    return images, len(images.classes) or int(images.labels.max()) + 1
 
 
 def _factory(arch: str, classes: int) -> str:

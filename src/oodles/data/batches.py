@@ -1,50 +1,180 @@
-"""Batches as loaders yield them: tensors, ``(images, labels)`` pairs, or dicts with either."""
+"""Batches as loaders yield them, split into what the model is called with and labels."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import Dataset, IterableDataset
 
-from oodles.errors import DataError
+from oodles.data.inputs import Inputs, describe_inputs
+from oodles.errors import ArgumentError, DataError
 
 IMAGE_KEYS = ("pixel_values", "image", "images")
 LABEL_KEYS = ("labels", "label")
 NO_BATCH = "the loader gave no batch; is the folder empty or the iterator exhausted?"
 
-
-def read_batches(loader: Iterable[Any], labelled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Every batch as images and labels; labels are None if not wanted or not given."""
-    for batch in loader:
-        images, labels = split_batch(batch)
-        yield images, as_labels(labels, images) if labelled else None
+LabelsAt = bool | str | int
+"""Where a batch has its labels: True to find them, False to leave them out, or their key or position."""
 
 
-def split_batch(batch: Any) -> tuple[Tensor, Any]:
-    """Images and labels (or None) of one batch."""
-    images: Any = batch
-    labels: Any = None
-    if isinstance(batch, Mapping):
-        images = next((batch[key] for key in IMAGE_KEYS if key in batch), None)
-        labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
-    elif isinstance(batch, tuple | list) and batch:
-        images = batch[0]
-        labels = batch[1] if len(batch) > 1 else None
-    if not isinstance(images, Tensor) or images.ndim < 2 or len(images) == 0:
-        got = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(images).__name__
-        if isinstance(images, Tensor):
-            got = f"a tensor of shape {tuple(images.shape)}"
-        raise DataError(
-            f"the loader gave {got} instead of a batch of images; give tensors, (images, labels), or dicts "
-            f"with {' or '.join(IMAGE_KEYS)}"
-        )
-    return images, labels
+class BatchReader:
+    """Reads the batches of a loader as calls of ``model`` and labels.
+
+    A batch is a tensor, a tuple of inputs, or a mapping of keyword arguments; labels come last in a tuple, or in a pair
+    with the inputs, or under the key ``labels`` or ``label``. What ``forward`` can take decides what is an input:
+    ``(a, b)`` are an input and labels unless ``forward`` requires two arguments. ``labels`` says where labels are if
+    that is not so.
+    """
+
+    def __init__(self, model: nn.Module, labels: LabelsAt = True) -> None:
+        self.labels = labels
+        self._position = labels if isinstance(labels, int) and not isinstance(labels, bool) else None
+        self._model = type(model).__name__
+        self._takes = _parameters(model)
+
+    def read(self, loader: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor | None]]:
+        """Every batch; its labels are None if they are not wanted or not given."""
+        if _gives_single_examples(loader):
+            raise DataError(
+                f"{type(loader).__name__} is a Dataset, which gives single examples; give batches: "
+                "torch.utils.data.DataLoader(dataset, batch_size=64)"
+            )
+        for batch in loader:
+            inputs, labels = self.split(batch)
+            yield inputs, None if labels is None or self.labels is False else as_labels(labels, len(inputs))
+
+    def split(self, batch: Any) -> tuple[Inputs, Any]:
+        """The model's inputs and the labels (or None) of one batch."""
+        if isinstance(batch, Inputs):
+            return batch, None
+        if isinstance(batch, Mapping):
+            return self._split_mapping(batch)
+        if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence):
+            return self._split_sequence(batch)
+        return self._inputs((batch,), {}), None
+
+    def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
+        has = f"the batch, which has {', '.join(map(str, batch))}"
+        if self._position is not None:
+            raise ArgumentError(f"labels={self.labels} is a position, but keys name the items of {has}; give a key")
+        if isinstance(self.labels, str) and self.labels not in batch:
+            raise ArgumentError(f"labels={self.labels!r} is not in {has}")
+        keys = (self.labels,) if isinstance(self.labels, str) else LABEL_KEYS
+        labels = next((batch[key] for key in keys if key in batch), None)
+        return self._named_inputs({key: value for key, value in batch.items() if key not in keys}), labels
+
+    def _named_inputs(self, batch: Mapping[str, Any]) -> Inputs:
+        others = {key: value for key, value in batch.items() if key not in LABEL_KEYS}
+        known = self._takes.known(others)
+        if known:
+            return self._inputs((), known)
+        # a network with forward(x) does not know the loader's names
+        alone = [others[key] for key in IMAGE_KEYS if key in others] or list(others.values())
+        if len(alone) != 1:
+            raise DataError(
+                f"the loader gave {', '.join(map(str, others)) or 'no inputs'}, none of which {self._model}.forward "
+                f"takes ({self._takes}); rename the keys, or wrap the model in one that takes them"
+            )
+        return self._inputs((alone[0],), {})
+
+    def _split_sequence(self, batch: Sequence[Any]) -> tuple[Inputs, Any]:
+        items = list(batch)
+        if not items:
+            raise DataError("the loader gave an empty tuple; give a tensor, (inputs, labels), or a mapping")
+        if len(items) == 1 and isinstance(items[0], Mapping):
+            return self._split_mapping(items[0])
+        if isinstance(self.labels, str):
+            raise ArgumentError(
+                f"labels={self.labels!r} is a key, but the batch is a tuple of {len(items)} items; give a position"
+            )
+        labels: Any = None
+        if self._position is not None:
+            if not -len(items) <= self._position < len(items):
+                raise ArgumentError(f"labels={self.labels} is not a position in a batch of {len(items)} items")
+            labels = items.pop(self._position)
+            items = items[: self._takes.most] if self._takes.most else items
+        elif _is_nested(items[0]) and len(items) <= 2:
+            labels = items.pop() if len(items) == 2 else None
+        else:
+            count = max(1, self._takes.required)
+            if len(items) > count + 1 and (self._takes.most or len(self._takes.by_name)) > count:
+                raise DataError(
+                    f"the loader gave {len(items)} items, and {self._model}.forward takes {count} inputs or more; say "
+                    f"which item has the labels, e.g. labels={len(items) - 1}"
+                )
+            labels = items[count] if len(items) > count else None
+            items = items[:count]
+        if len(items) == 1 and _is_nested(items[0]):
+            inner = items[0]
+            return self._named_inputs(inner) if isinstance(inner, Mapping) else self._inputs(tuple(inner), {}), labels
+        return self._inputs(tuple(items), {}), labels
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+        if len(args) == 1 and self._takes.most == 0 and len(self._takes.by_name) >= 1:
+            return self._inputs((), {self._takes.by_name[0]: args[0]})  # forward(*, pixel_values)
+        given: dict[str, Any] = {f"item {place}": value for place, value in enumerate(args)}
+        given.update(kwargs)
+        if not any(isinstance(value, PackedSequence) or _is_rows(value) for value in given.values()):
+            raise DataError(
+                f"the loader gave {describe_inputs(given)} instead of a batch of tensors; give tensors, "
+                "(inputs, labels), or mappings of what the model takes"
+            )
+        return Inputs(args, dict(kwargs))
 
 
-def as_labels(labels: Any, images: Tensor) -> Tensor | None:
-    """The labels of a batch as integers, one per image; None if there are none."""
-    if labels is None:
-        return None
+class _Takes:
+    """What a model's ``forward`` takes: how many inputs by position, and which by name."""
+
+    def __init__(self, parameters: Sequence[inspect.Parameter]) -> None:
+        by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        self.required = sum(each.default is each.empty for each in by_position)
+        self.most = 1000 if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(by_position)
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self.by_name = [each.name for each in parameters if each.kind in named]
+        self.any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    def known(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that can be given by name; ``**kwargs`` takes every tensor, and all if none is a parameter.
+
+        Wrappers name some of the inner model's inputs and pass the rest on.
+        """
+        named = {key: value for key, value in given.items() if key in self.by_name}
+        if not self.any_name:
+            return named
+        if not named:
+            return {} if self.required else dict(given)
+        return {
+            key: value for key, value in given.items() if key in named or isinstance(value, Tensor | PackedSequence)
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(self.by_name) or "arguments by position only"
+
+
+def _parameters(model: nn.Module) -> _Takes:
+    try:
+        return _Takes(list(inspect.signature(model.forward).parameters.values()))
+    except (TypeError, ValueError):  # compiled code has no signature: assume one input
+        return _Takes([inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)])
+
+
+def _gives_single_examples(loader: object) -> bool:
+    return isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping | tuple | list) and not isinstance(value, PackedSequence)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 1 and len(value) > 0
+
+
+def as_labels(labels: Any, rows: int) -> Tensor:
+    """The labels of a batch: class indices ``(n,)``, or ``(n, C)`` zeros and ones of a multi-label task."""
     try:
         classes = torch.as_tensor(labels)
     except (ValueError, TypeError, RuntimeError):
@@ -52,23 +182,47 @@ def as_labels(labels: Any, images: Tensor) -> Tensor | None:
             f"the loader gave labels that are not numbers ({type(labels).__name__}); give class indices, or pass "
             "labels=False"
         ) from None
+    if len(classes.shape) and len(classes) != rows:
+        raise DataError(f"the loader gave {rows} inputs with {len(classes)} labels")
+    if classes.ndim == 2 and classes.shape[1] > 1 and bool(((classes == 0) | (classes == 1)).all()):
+        return classes
     if classes.is_floating_point() or classes.ndim != 1:
         kind = f"{classes.dtype} of shape {tuple(classes.shape)}"
-        raise DataError(f"labels must be integers, one per image, the loader gave {kind}; or pass labels=False")
-    if len(classes) != len(images):
-        raise DataError(f"the loader gave {len(images)} images with {len(classes)} labels")
+        raise DataError(
+            f"labels must be integers, one per input, the loader gave {kind}; pass labels= with the key or position of "
+            "the labels in a batch, or labels=False"
+        )
     return classes
 
 
-def first_images(loader: Iterable[Any], count: int, labelled: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The first ``count`` images of a loader, and their labels if they are wanted and available."""
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
-    for batch, classes in read_batches(loader, labelled):
-        images.append(batch)
-        labels += [] if classes is None else [classes]
-        if sum(map(len, images)) >= count:
+def first_batches(reader: BatchReader, loader: Iterable[Any], count: int) -> list[tuple[Inputs, Tensor | None]]:
+    """The first ``count`` rows of a loader, in its batches."""
+    kept: list[tuple[Inputs, Tensor | None]] = []
+    left = count
+    for inputs, labels in reader.read(loader):
+        if len(inputs) > left:
+            inputs, labels = inputs.split(left)[0], None if labels is None else labels[:left]
+        kept.append((inputs, labels))
+        left -= len(inputs)
+        if left == 0:
             break
-    if not images:
+    if not kept:
         raise DataError(NO_BATCH)
-    return torch.cat(images)[:count], torch.cat(labels)[:count] if len(labels) == len(images) else None
+    return kept
+
+
+def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:
+    """The first ``count`` images of a loader, and their class labels if all batches have them.
+
+    Inputs other than one floating-point tensor are refused.
+    """
+    batches = first_batches(reader, loader, count)
+    for inputs, _ in batches:
+        if len(inputs.batched()) != 1 or len(inputs.floating()) != 1:
+            raise DataError(
+                f"synthetic outliers are made from images, the loader gave {describe_inputs(inputs.named())}; make "
+                "them from embeddings instead: oodles.selection.mixed_features"
+            )
+    images = torch.cat([next(iter(inputs.floating().values())) for inputs, _ in batches])
+    labels = [each for _, each in batches if each is not None and each.ndim == 1]
+    return images, torch.cat(labels) if len(labels) == len(batches) else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oodles.data.readers import ImageSet
 from oodles.data.transforms import Transform
-from oodles.errors import DataError
+from oodles.errors import ArgumentError, DataError
 
 BATCH_SIZE = 256
 MAX_MEMORY = 16_000_000_000
@@ -25,8 +25,8 @@ WORKERS = min(16, max(2, os.cpu_count() or 2))
 class ImageLoader:
     """Batches of ``(images, labels)`` or ``images``, decoded by threads ahead of the consumer.
 
-    If images cannot be read, the iteration ends with an error that counts and names them all; with ``skip_bad``
-    they are skipped and listed in ``bad``. ``names`` lists the images yielded so far.
+    If images cannot be read, the iteration ends with an error that counts them all; with ``skip_bad`` they are skipped.
+    Either way ``skipped`` lists their names, each with the problem. ``names`` lists the images yielded so far.
     """
 
     def __init__(
@@ -39,14 +39,26 @@ class ImageLoader:
         batch_size: int = BATCH_SIZE,
         workers: int = WORKERS,
     ) -> None:
+        if batch_size < 1 or workers < 1:
+            raise ArgumentError(f"batch_size={batch_size} and workers={workers} must both be at least 1")
         self.images = images
         self.transform = transform
         self.labelled = labels and images.labels is not None
         self.skip_bad = skip_bad
         self.batch_size = batch_size
         self.workers = workers
-        self.bad: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
         self.names: list[str] = []
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The class folders that the labels number; () without labels or without class folders."""
+        return self.images.classes if self.labelled else ()
+
+    @property
+    def bad(self) -> list[str]:
+        """The unreadable images, each as ``name: problem``."""
+        return [f"{name}: {problem}" for name, problem in self.skipped]
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.batch_size)
@@ -58,7 +70,7 @@ class ImageLoader:
 
     def pixels(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same batches as uint8, with labels if wanted and known."""
-        self.bad, self.names = [], []
+        self.skipped, self.names = [], []
         with ThreadPoolExecutor(self.workers) as pool:
             ahead: deque[list[Future[_Decoded]]] = deque()
             total, size = len(self.images), self.batch_size
@@ -70,12 +82,12 @@ class ImageLoader:
                     decoded = [future.result() for future in ahead.popleft()]
                     for span in itertools.islice(spans, 1):
                         ahead.append([pool.submit(self._decode, row) for row in span])
-                    self.bad += [item.problem for item in decoded if item.problem]
-                    if self.bad and not self.skip_bad:
-                        # keep only the messages: the pixels of a large set would not fit in memory
-                        self.bad += [text for part in ahead for future in part if (text := future.result().problem)]
+                    self.skipped += [item.problem for item in decoded if item.problem]
+                    if self.skipped and not self.skip_bad:
+                        # keep only the problems: the pixels of a large set would not fit in memory
+                        self.skipped += [pair for part in ahead for future in part if (pair := future.result().problem)]
                         rest = pool.map(lambda row: self._decode(row).problem, itertools.chain.from_iterable(spans))
-                        self.bad += [text for text in rest if text]
+                        self.skipped += [pair for pair in rest if pair]
                         raise DataError(self.problem_summary())
                     good = [item for item in decoded if item.pixels is not None]
                     if good:
@@ -85,18 +97,22 @@ class ImageLoader:
                     for future in part:
                         future.cancel()
         if not self.names:
-            raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read")
+            raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read ({self._problems()})")
 
     def problem_summary(self) -> str:
         """One line that counts the unreadable images and names the first three."""
-        shown = "; ".join(self.bad[:3]) + ("; ..." if len(self.bad) > 3 else "")
-        return f"{self.images.name}: {len(self.bad)} of {len(self.images)} images cannot be read ({shown})"
+        count = f"{len(self.skipped)} of {len(self.images)} images cannot be read"
+        return f"{self.images.name}: {count} ({self._problems()})"
+
+    def _problems(self) -> str:
+        return "; ".join(self.bad[:3]) + ("; ..." if len(self.skipped) > 3 else "")
 
     def _decode(self, row: int) -> "_Decoded":
         try:
-            return _Decoded(row, self.transform(self.images.read(row)), "")
+            return _Decoded(row, self.transform(self.images.read(row)), None)
         except Exception as error:  # one corrupt image must not stop the others
-            return _Decoded(row, None, f"{self.images.names[row]}: {error}")
+            problem = " ".join(str(error).split()) or type(error).__name__
+            return _Decoded(row, None, (self.images.names[row], problem))
 
     def _stack(self, good: Sequence["_Decoded"]) -> tuple[Tensor, Tensor | None]:
         self.names += [self.images.names[item.row] for item in good]
@@ -110,7 +126,7 @@ class ImageLoader:
 class _Decoded:
     row: int
     pixels: npt.NDArray[np.uint8] | None
-    problem: str
+    problem: tuple[str, str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +157,8 @@ class Pixels:
 def read_pixels(images: ImageSet, transform: Transform, *, skip_bad: bool = False) -> Pixels:
     """Decode every image of a labelled set."""
     if images.labels is None:
-        raise DataError(f"{images.name} has no labels; put the images of each class in a folder of its own")
+        reason = f" ({images.label_note})" if images.label_note else ""
+        raise DataError(f"{images.name} has no labels; put the images of each class in a folder of its own{reason}")
     needed = len(images) * 3 * transform.size**2
     if needed > MAX_MEMORY:
         raise DataError(

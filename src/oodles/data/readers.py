@@ -5,7 +5,8 @@ import os
 import pickle
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,28 +14,61 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
+from oodles.data.folders import Files, count_by_suffix
 from oodles.errors import ArgumentError, DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+
+def _decodes(feature: str) -> bool:
+    """Whether this Pillow was built with an optional decoder; older versions do not know the names of newer ones."""
+    return (feature in features.modules or feature in features.codecs) and bool(features.check(feature))
+
+
+# the only formats that are ever parsed, and the suffixes of files that are taken for images
+SUFFIXES_OF = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "TIFF": (".tif", ".tiff"),
+    **({"WEBP": (".webp",)} if _decodes("webp") else {}),
+    **({"AVIF": (".avif",)} if _decodes("avif") else {}),
+    **({"JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx")} if _decodes("jpg_2000") else {}),
+}
+FORMATS = tuple(SUFFIXES_OF)
+SUFFIXES = tuple(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 4 * MAX_PIXELS
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images that are read one at a time: their names, a function that reads one, and labels if known."""
+    """Images that are read one at a time: their names, a function that reads one, and labels if known.
+
+    ``ignored`` names the other files of the folder or archive. ``label_note`` is one line on how class folders were
+    understood: why there are no labels, or which folders are no classes; "" if there is nothing to say.
+    """
 
     name: str
     names: Sequence[str]
     read: Callable[[int], Image.Image]
     labels: npt.NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    label_note: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def ignored_summary(self) -> str:
+        """One line that counts the files that are not read and names some of every kind; "" if there are none."""
+        if not self.ignored:
+            return ""
+        one = len(self.ignored) == 1
+        count = "1 file is not an image" if one else f"{len(self.ignored):,} files are not images"
+        return f"{self.name}: {count} that oodles reads: {count_by_suffix(self.ignored)}"
 
     def pick(self, rows: Sequence[int]) -> "ImageSet":
         """The images at ``rows``, in that order."""
@@ -75,7 +109,7 @@ def open_images(path: str | Path) -> ImageSet:
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
-        batches = sorted(path.glob("data_batch_*")) or ([path / "train"] if (path / "meta").is_file() else [])
+        batches = sorted(path.glob("data_batch_[0-9]")) or ([path / "train"] if (path / "meta").is_file() else [])
         return read_cifar(*batches) if batches and batches[0].is_file() else read_folder(path)
     if path.suffix == ".mat":
         return read_svhn(path)
@@ -121,8 +155,9 @@ def read_svhn(path: Path) -> ImageSet:
         images, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).ravel()
     except Exception as error:
         raise DataError(f"{path} is not an SVHN file with X and y ({error})") from None
-    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or len(labels) != len(images):
-        raise DataError(f"{path} does not hold 32x32 colour images with one label each, as SVHN's files do")
+    fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(labels) == len(images)
+    if not fits or not np.isin(labels, np.arange(11)).all():
+        raise DataError(f"{path} does not hold 32x32 colour images, each with a digit, as SVHN's files do")
     names = [f"{path.name}[{row}]" for row in range(len(images))]
     return ImageSet(path.stem, names, partial(_from_array, images), labels.astype(np.int64) % 10)
 
@@ -130,13 +165,19 @@ def read_svhn(path: Path) -> ImageSet:
 def read_folder(path: Path) -> ImageSet:
     """All images below ``path``; if they are in class folders, the sorted folder names are the classes."""
     found: list[str] = []
+    walked: dict[Path, Path] = {}
     for folder, _, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
-        inner = Path(folder).relative_to(path).as_posix()
-        found += files if inner == "." else [f"{inner}/{file}" for file in files]
-    names = _image_names(found)
-    if not names:
-        raise DataError(f"{path} holds no images ({', '.join(SUFFIXES)})")
-    return ImageSet(path.name, names, lambda row: open_image(path / names[row]), *_class_folders(names))
+        here = Path(folder)
+        walked[here] = here.resolve()
+        for above in here.parents:
+            if walked.get(above) == walked[here]:
+                raise DataError(f"{here} is a link back to {above}, so the same images come again; remove the link")
+        inner = "" if here == path else here.relative_to(path).as_posix() + "/"
+        found += [inner, *(inner + file for file in files)]
+    listed = Files.of(found, SUFFIXES)
+    if not listed.images:
+        raise _no_images(f"{path} holds no images", listed.ignored)
+    return _image_set(path.name or path.resolve().name, listed, lambda name: open_image(path / name))
 
 
 def read_zip(path: Path, folder: str = "") -> ImageSet:
@@ -145,14 +186,14 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
     Nothing is unpacked to disk. Threads share the open archive under a lock and decode in parallel.
     """
     archive, members = _members(path, folder)
-    names = _image_names(members)
-    if not names:
+    listed = Files.of(members, SUFFIXES)
+    if not listed.images:
         below = f" below {folder}/" if folder else ""
-        raise DataError(f"{path} holds no images{below} ({', '.join(SUFFIXES)})")
+        raise _no_images(f"{path} holds no images{below}", listed.ignored)
     lock = threading.Lock()
 
-    def read(row: int) -> Image.Image:
-        member = members[names[row]]
+    def read(name: str) -> Image.Image:
+        member = members[name]
         if member.file_size > MAX_BYTES:
             raise DataError(f"{member.file_size:,} bytes unpacked, more than {MAX_BYTES:,}")
         try:
@@ -162,11 +203,14 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
             raise DataError(f"damaged or encrypted in {path.name} ({error})") from None
         return _decode(io.BytesIO(content), len(content))
 
-    return ImageSet(f"{path.name}/{folder}" if folder else path.name, names, read, *_class_folders(names))
+    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, read)
 
 
 def open_image(path: Path) -> Image.Image:
-    """Load one image; unsupported formats and oversized images are refused before decoding."""
+    """Load one image, upright; unsupported formats and oversized images are refused before decoding.
+
+    Of an animation or a file of several pages, it is the first frame.
+    """
     with path.open("rb") as file:
         return _decode(file, path.stat().st_size)
 
@@ -178,38 +222,33 @@ def _decode(file: IO[bytes], size: int) -> Image.Image:
         image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
         raise DataError(f"not an image in a supported format ({', '.join(FORMATS)})") from None
+    except Image.DecompressionBombError:
+        raise DataError(f"more than {MAX_PIXELS:,} pixels") from None
     with image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
         if image.mode.startswith(("I", "F")):
-            raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it first")
+            raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
         image.load()
-        return ImageOps.exif_transpose(image)
+        # Pillow warns if a palette with an opacity for each colour becomes RGB, but not on the way over RGBA
+        layered = image.mode == "P" and isinstance(image.info.get("transparency"), bytes)
+        return ImageOps.exif_transpose(image.convert("RGBA") if layered else image)
 
 
 def _refuse_folder(error: OSError) -> None:
     raise DataError(f"{error.filename} cannot be listed ({error.strerror})")
 
 
-def _image_names(names: Iterable[str]) -> list[str]:
-    """The names of images, sorted folder by folder, without hidden files and the metadata macOS adds to archives."""
-    parts = (name.split("/") for name in names if name.lower().endswith(SUFFIXES))
-    return [
-        "/".join(part)
-        for part in sorted(parts)
-        if part[0] != "__MACOSX" and not any(each.startswith(".") for each in part)
-    ]
+def _image_set(name: str, listed: Files, read: Callable[[str], Image.Image]) -> ImageSet:
+    labels, classes, note = listed.classes(name)
+    names = listed.images
+    return ImageSet(name, names, lambda row: read(names[row]), labels, classes, listed.ignored, note)
 
 
-def _class_folders(names: Sequence[str]) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-    """Labels and classes from the top folder of each name; none if there is only one, or files outside folders."""
-    folders = [name.partition("/")[0] for name in names]
-    classes = tuple(sorted(set(folders)))
-    if len(classes) < 2 or not all("/" in name for name in names):
-        return None, ()
-    index = {folder: label for label, folder in enumerate(classes)}
-    return np.array([index[folder] for folder in folders], dtype=np.int64), classes
+def _no_images(place: str, ignored: Sequence[str]) -> DataError:
+    others = f"; found {count_by_suffix(ignored)}, which must be converted to one of these" if ignored else ""
+    return DataError(f"{place} ({', '.join(SUFFIXES)}){others}")
 
 
 def _inside_zip(path: Path) -> tuple[Path, str] | None:
@@ -227,8 +266,28 @@ def _members(path: Path, folder: str) -> tuple[zipfile.ZipFile, dict[str, zipfil
     except Exception as error:
         raise DataError(f"{path} is not a complete zip archive ({error}); download or create it again") from None
     start = f"{folder}/" if folder else ""
-    inside = [member for member in archive.infolist() if member.filename.startswith(start) and not member.is_dir()]
-    return archive, {member.filename.removeprefix(start): member for member in inside}
+    members: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        name = _plain_name(member)
+        if not name.startswith(start) or name == start:
+            continue
+        name = name.removeprefix(start)
+        twin = members.setdefault(name, member)
+        if twin.CRC != member.CRC and name.lower().endswith(SUFFIXES):
+            raise DataError(f"{path} holds two different images called {name}; create it again with one of them")
+    return archive, members
+
+
+def _plain_name(member: zipfile.ZipInfo) -> str:
+    """The name with "/" between folders and without "./", however a program wrote it; a folder's ends in "/"."""
+    name = member.filename
+    if not member.flag_bits & 0x800:  # not marked as UTF-8, but macOS and others write UTF-8 without the mark
+        with suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    if member.create_system == 0:  # written on Windows, where some programs do not follow the standard
+        name = name.replace("\\", "/")
+    plain = "/".join(part for part in name.split("/") if part not in ("", "."))
+    return f"{plain}/" if name.endswith("/") and plain else plain
 
 
 def _from_array(images: npt.NDArray[np.uint8], row: int) -> Image.Image:

@@ -9,8 +9,9 @@ from oodles.detectors.base import Statistics
 from oodles.detectors.network_detector import NetworkDetector
 from oodles.detectors.odin import NegativeMaximum
 from oodles.errors import ArgumentError, NotFittedError
-from oodles.features import Features, Head, Step
+from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
+from oodles.steps import Step
 
 SCALED = ("embedding", "logits")
 

@@ -101,6 +101,7 @@ class Detector(Described):
         self._statistics: Statistics | None = None
         self._head: Head | None = None
         self._seen = (0, 0)
+        self._device = torch.device("cpu")
 
     # The four hooks that a method implements ----------------------------------------------------
 
@@ -114,7 +115,10 @@ class Detector(Described):
             statistic.add(batch.embedding)
 
     def learn(self, statistics: Statistics, head: Head) -> None:
-        """Compute the buffers from the statistics; ``head`` is only there if ``learns_from`` contains it."""
+        """Compute the buffers from the statistics; ``head`` is only there if ``learns_from`` contains it.
+
+        Everything is on the CPU here, the head in float32; the buffers are moved to the features' device afterwards.
+        """
 
     @abstractmethod
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -145,6 +149,7 @@ class Detector(Described):
             raise NotFittedError(f"{other} has no statistics to merge; call .partial_fit(batch) on it, not .fit")
         if self._statistics is None:
             self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
+            self._device = other._device
         self._check_same_model(other._head, other._seen, other)
         for name, statistic in self._statistics.items():
             statistic.merge(other._statistics[name])
@@ -155,16 +160,22 @@ class Detector(Described):
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
         self.shape_ = self.probe_ = None
-        self.learn(self._statistics, cast(Head, self._head))
+        head = None if self._head is None else self._head.to("cpu", torch.float32)
+        self.learn(self._statistics, cast(Head, head))
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)
             self.probe_ = None if self._head is None else self._head.probe.clone()
-        return self
+        return self.to(self._device)
 
     @property
     def fitted(self) -> bool:
         """Whether the detector can score."""
         return not self.learns_from or self.shape_ is not None
+
+    @property
+    def needs_softmax(self) -> bool:
+        """Whether classes are taken as exclusive, as under a softmax: by default if logits or the head are used."""
+        return bool({"logits", "head"} & {*self.learns_from, *self.scores_from})
 
     def _require_open(self) -> None:
         """One that was fitted in one go, or loaded, kept no statistics: adding to it would start from nothing."""
@@ -179,6 +190,7 @@ class Detector(Described):
             if shared is not None:
                 begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
             self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
+            self._device = batch.device
         self._check_same_model(batch.head, (batch.width, batch.classes), batch)
         return self._statistics
 
@@ -289,7 +301,18 @@ def _check_widths(detector: Detector, features: Features) -> None:
             )
 
 
+def check_multilabel(detector: Detector) -> None:
+    """Raise unless the detector makes sense for models with one sigmoid per class."""
+    if detector.needs_softmax:
+        raise ArgumentError(
+            f"{detector.spec} takes classes as exclusive, but the model is multi-label (one sigmoid per class); use "
+            "joint_energy, max_logit or a distance between embeddings such as knn"
+        )
+
+
 def _require_columns(detector: Detector, features: Features, columns: tuple[str, ...], verb: str) -> None:
+    if features.multilabel:
+        check_multilabel(detector)
     missing = [column for column in columns if not features.holds(column)]
     if missing:
         raise ShapeError(

@@ -18,6 +18,9 @@ MEMBERS = (
     "mahalanobis_pp",
     "knn(k=5, bank=2000)",
 )
+LOGIT_MEMBERS = ("energy", "gen", "max_logit")
+MULTILABEL_MEMBERS = ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
+MULTILABEL_LOGIT_MEMBERS = ("joint_energy", "max_logit")
 
 
 class ReActScaleDICE(LogitDetector):
@@ -41,15 +44,30 @@ class DefaultEnsemble(RankEnsemble):
 
     def __init__(self, *, detectors: Sequence[str | Detector] = MEMBERS) -> None:
         super().__init__(detectors=detectors, reduction="fisher")
-        self.learns_from = ("embedding", "logits", "head")
+        self.learns_from = tuple(name for name in self.learns_from if name != "labels")
+        if "logits" not in self.learns_from:
+            self.learns_from = (*self.learns_from, "logits")
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        labels, layers = batch.logits.argmax(dim=1), batch.layers
-        labelled = Features(batch.embedding, logits=batch.logits, labels=labels, head=batch.head, layers=layers)
+        labelled = Features(
+            batch.embedding if batch.holds("embedding") else None,
+            logits=batch.logits,
+            labels=batch.logits.argmax(dim=1),
+            head=batch.head,
+            layers=batch.layers,
+        )
         super().observe(labelled, statistics)
 
 
-def default_detector() -> Detector:
-    """The detector that is used if none is named."""
-    return DefaultEnsemble()
+def default_detector(features: Features | None = None) -> Detector:
+    """The detector that is used if none is named.
+
+    Given ``features``, one for what they hold: without embeddings it is made of detectors that need only logits, and
+    for a multi-label model of detectors without a softmax.
+    """
+    if features is None or (features.head is not None and not features.multilabel):
+        return DefaultEnsemble()
+    if features.multilabel:
+        return DefaultEnsemble(detectors=MULTILABEL_MEMBERS if features.width else MULTILABEL_LOGIT_MEMBERS)
+    return DefaultEnsemble(detectors=LOGIT_MEMBERS)

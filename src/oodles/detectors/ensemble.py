@@ -13,7 +13,8 @@ from oodles.detectors.base import INPUTS, Detector, Statistics, extra_columns
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, layers_of, needs_network, steps_of
 from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
-from oodles.features import Features, Head, Step, distinct_steps
+from oodles.features import Features, Head
+from oodles.steps import Step, distinct_steps
 
 REDUCTIONS = ("mean", "min", "fisher")
 HELD_OUT, LEARNED = "held_out", "learned"
@@ -78,6 +79,11 @@ class RankEnsemble(NetworkDetector):
 
     @property
     @override
+    def needs_softmax(self) -> bool:
+        return any(member.needs_softmax for member in self._members())
+
+    @property
+    @override
     def tunes(self) -> tuple[str, ...]:  # type: ignore[override]
         return () if self.ranks_itself else ("reference_",)
 
@@ -116,8 +122,6 @@ class RankEnsemble(NetworkDetector):
     def learn(self, statistics: Statistics, head: Head) -> None:
         self.reference_ = None
         rows = self._rows_to_rank(statistics[HELD_OUT], statistics[LEARNED]) if self.ranks_itself else None
-        if "head" in self.learns_from:
-            head = head.to(dtype=torch.float32)
         for place, member in enumerate(self._members()):
             member.learn(_members_statistics(statistics, place), head)
             if member.learns_from:
@@ -160,6 +164,7 @@ class RankEnsemble(NetworkDetector):
                 member.tune(held_out, adversarial)
         scores = [member.score(held_out).double() for member in self._members()]
         self.reference_ = torch.stack([reference_quantiles(each) for each in scores]).float()
+        self.to(held_out.device if self.shape_ is None else self.shape_.device)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""Detectors based on the geometry of head and class means: fDBD, NCI, SHE."""
+"""Detectors based on the geometry of head and class means: fDBD, NCI, SHE, MCM."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, Mean, Statistic
+from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
+from oodles.functional import msp
 
 CLOSE = 1e-8  # two classes whose weight vectors are closer than this have no decision boundary between them
 
@@ -31,7 +34,7 @@ class FDBD(_Centred):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        weight = head.weight.double().cpu()
+        weight = head.weight.double()
         distance = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
         self.mean_ = statistics["mean"].value().float()
         self.inverse_ = torch.where(distance > CLOSE, 1 / distance.clamp(min=CLOSE), 0.0).float()
@@ -58,7 +61,7 @@ class NCI(_Centred):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        self.mean_, self.weight_ = statistics["mean"].value().float(), head.weight.float().cpu().clone()
+        self.mean_, self.weight_ = statistics["mean"].value().float(), head.weight.clone()
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -100,3 +103,38 @@ class SHE(Detector):
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         return (embedding * self.patterns_[logits.argmax(dim=1)]).sum(dim=1)
+
+
+class MCM(Detector):
+    """Maximum softmax over cosines at temperature 1, as a logarithm, for cosine heads (Ming et al., NeurIPS 2022).
+
+    The classes are the head's weights, in a zero-shot classifier the embeddings of the class names. A head's own scale,
+    often 100, is left out, because it would make the softmax nearly one-hot.
+    """
+
+    learns_from = ("embedding", "head")
+    scores_from = ("embedding",)
+    classes_: Tensor
+
+    def __init__(self, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ArgumentError(f"temperature={temperature} must be positive")
+        self.temperature = temperature
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        norms = torch.linalg.vector_norm(batch.embedding.double(), dim=1)
+        if float(norms.max()) > 1.01 * float(norms.min()):
+            raise DataError(
+                f"{self} is for cosine heads, whose embeddings are normalised; here their norms go from "
+                f"{float(norms.min()):.3g} to {float(norms.max()):.3g}. Use msp for other heads"
+            )
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        self.classes_ = F.normalize(head.weight)
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        return msp(F.normalize(embedding) @ self.classes_.T, self.temperature)

@@ -19,7 +19,7 @@ from oodles.detectors.base import Described, Detector, Statistics, describe
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Head
-from oodles.functional import doctor, energy, entropy, gen, max_logit, msp
+from oodles.functional import doctor, energy, entropy, gen, joint_energy, max_logit, msp
 
 ScoreFunction = Callable[..., Tensor]
 SCORES: dict[ScoreFunction, str] = {}  # of the registered score functions, in text and in files
@@ -109,6 +109,11 @@ class LogitDetector(Detector):
     def scores_from(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("logits",) if self.dense else ("embedding",)
 
+    @property
+    @override
+    def needs_softmax(self) -> bool:
+        return self.scoring.function not in (max_logit, joint_energy)
+
     def shape_stages(self) -> "tuple[Shape, ...]":
         """The shapes, in the order they are applied."""
         return tuple(shape for shape in self.shapes if isinstance(shape, Shape))
@@ -143,8 +148,8 @@ class LogitDetector(Detector):
             shape.learn_shape(statistics)
         weight, sparsifier = head.weight, self.sparsifier()
         if sparsifier is not None:
-            mean = statistics["mean"].value().to(weight.device) if "mean" in statistics else weight.new_empty(0)
-            weight = weight * sparsifier.mask(weight, mean).to(weight.device)
+            mean = statistics["mean"].value() if "mean" in statistics else weight.new_empty(0)
+            weight = weight * sparsifier.mask(weight, mean)
         self.weight_ = weight.clone()
         self.bias_ = head.full_bias().clone()
 
@@ -308,6 +313,15 @@ class GEN(ScoreDetector):
 
     def __init__(self, *, gamma: float = 0.1, top: int = 100) -> None:
         super().__init__(gamma=gamma, top=top)
+
+
+class JointEnergy(ScoreDetector):
+    """Sum of the energies of all classes, for multi-label models (Wang et al., NeurIPS 2021)."""
+
+    function = staticmethod(joint_energy)
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class DOCTOR(ScoreDetector):

@@ -15,8 +15,9 @@ from oodles.detectors.network_detector import SteppedDetector
 from oodles.detectors.statistics import ClassMoments, Statistic
 from oodles.detectors.tied_gaussian import TiedGaussian
 from oodles.errors import ArgumentError, DataError
-from oodles.features import Features, Head, Step
+from oodles.features import Features, Head
 from oodles.metrics import evaluate
+from oodles.steps import Step
 
 TUNING_ROWS = 500
 
@@ -109,6 +110,7 @@ class Mahalanobis(SteppedDetector):
             self.coefficients_, self.intercept_ = (part.to(self._gaussians()[0].mean_) for part in combined)
         if self.epsilon is None:
             self._choose(best)
+        self.to(self._gaussians()[0].mean_.device)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -123,10 +125,11 @@ class Mahalanobis(SteppedDetector):
         return self.grid if self.epsilon is None else [self.epsilon]
 
     def _closeness(self, rows: Features, epsilon: float) -> Tensor:
-        """Minus the distance in each layer, ``(n, layers)``, in float64."""
-        pairs = zip(self.gaussians, self._columns_at(epsilon), strict=True)
+        """Minus the distance in each layer, ``(n, layers)``, in float64 on the CPU."""
+        pairs = zip(self._gaussians(), self._columns_at(epsilon), strict=True)
         with torch.no_grad():
-            return -torch.stack([gaussian(rows.column(column).float()) for gaussian, column in pairs], dim=1).double()
+            distances = [gaussian(rows.column(column).to(gaussian.mean_)) for gaussian, column in pairs]
+        return -torch.stack(distances, dim=1).cpu().double()
 
     def _columns_at(self, epsilon: float) -> tuple[str, ...]:
         return tuple(LAYER + self._name(column, epsilon) for column in self.columns) if epsilon else self.columns

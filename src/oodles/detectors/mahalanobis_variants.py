@@ -25,7 +25,9 @@ class _OnEmbeddings(Detector):
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        statistics["moments"].add(self.prepare(batch.embedding), batch.column("labels"), batch.classes)
+        # in half precision, the rounding of normalised rows would look like directions in which they vary
+        wide = torch.promote_types(batch.embedding.dtype, torch.float32)
+        statistics["moments"].add(self.prepare(batch.embedding.to(wide)), batch.column("labels"), batch.classes)
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:

@@ -78,7 +78,7 @@ class NNGuide(_Neighbours):
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         energies = energy(batch.logits.float())[:, None]
-        rows = torch.cat([batch.embedding.float(), energies.to(batch.embedding.device)], dim=1)
+        rows = torch.cat([batch.embedding.float(), energies], dim=1)
         statistics["rows"].add(rows, row_keys(batch.embedding))
 
     @override

@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from oodles.detectors.base import Detector
 from oodles.errors import ArgumentError
-from oodles.features import Features, Step, distinct_steps
+from oodles.features import Features
+from oodles.steps import Step, distinct_steps
 
 
 class NetworkDetector(Detector):

@@ -11,8 +11,9 @@ from oodles.calls import write_call
 from oodles.columns import LAYER, Columns
 from oodles.detectors.network_detector import SteppedDetector
 from oodles.errors import ArgumentError
-from oodles.features import Features, Step
+from oodles.features import Features
 from oodles.functional import max_logit, msp
+from oodles.steps import Step
 
 ODIN_GRID = tuple(round(0.0002 * step, 4) for step in range(21))  # the 21 step sizes of ODIN's authors, from 0 to 0.004
 GODIN_GRID = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # the step sizes of Generalized ODIN's authors
@@ -53,6 +54,7 @@ class _OneColumn(SteppedDetector):
         columns = [self.step(epsilon).column if epsilon else self.column for epsilon in self.grid]
         means = [float(self.score_values(held_out.column(column).double()).mean()) for column in columns]
         self._choose(means.index(max(means)))
+        self.to(held_out.device)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and all(_fits(each, inner[0]) for each in value)
     if hint in (int, float):
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return not inspect.isclass(hint) or isinstance(value, hint)
+    return hint is Any or not inspect.isclass(hint) or isinstance(value, hint)
 
 
 def _in_words(hint: Any) -> str:

@@ -13,9 +13,20 @@ from oodles.detectors.adascale import AdaSCALE
 from oodles.detectors.base import Detector, class_key
 from oodles.detectors.default import DefaultEnsemble, ReActScaleDICE
 from oodles.detectors.ensemble import RankEnsemble
-from oodles.detectors.geometry import FDBD, NCI, SHE
+from oodles.detectors.geometry import FDBD, MCM, NCI, SHE
 from oodles.detectors.gradnorm import ExGrad, GradNorm, GradUncertainty
-from oodles.detectors.logit import DOCTOR, GEN, MSP, SCORES, Energy, Entropy, LogitDetector, MaxLogit, ScoreDetector
+from oodles.detectors.logit import (
+    DOCTOR,
+    GEN,
+    MSP,
+    SCORES,
+    Energy,
+    Entropy,
+    JointEnergy,
+    LogitDetector,
+    MaxLogit,
+    ScoreDetector,
+)
 from oodles.detectors.mahalanobis import Mahalanobis
 from oodles.detectors.mahalanobis_variants import RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.neighbours import KNN, NNGuide
@@ -68,6 +79,12 @@ BUILT_IN = (
     Entry("entropy", Entropy, "negative entropy of the softmax"),
     Entry("gen", GEN, "negative generalised entropy of the softmax", "Liu et al., CVPR 2023"),
     Entry("doctor", DOCTOR, "probability that two draws from the softmax agree", "Granese et al., NeurIPS 2021"),
+    Entry(
+        "joint_energy",
+        JointEnergy,
+        "sum over classes of softplus(logit), for multi-label models",
+        "Wang et al., NeurIPS 2021",
+    ),
     Entry("react", ReAct, "clip activations at a percentile of ID activations", "Sun, Guo & Li, NeurIPS 2021"),
     Entry("vra", VRA, "zero small activations, clip large ones", "Xu et al., NeurIPS 2023"),
     Entry("ash_p", ASHP, "keep each input's largest activations", "Djurisic et al., ICLR 2023"),
@@ -101,6 +118,7 @@ BUILT_IN = (
     Entry("neco", NECO, "fraction of the norm in the principal subspace", "Ben Ammar et al., ICLR 2024"),
     Entry("fdbd", FDBD, "distance to the decision boundaries", "Liu & Qin, ICML 2024"),
     Entry("nci", NCI, "alignment with the predicted class's weights", "Liu & Qin, CVPR 2025"),
+    Entry("mcm", MCM, "maximum softmax over the cosines of a cosine head", "Ming et al., NeurIPS 2022", ()),
     Entry("weiper", WeiPer, "histograms of activations and of noisy logits", "Granz et al., NeurIPS 2024"),
     Entry("adascale", AdaSCALE, "SCALE at a percentile per input, after an input step", "Regmi, 2025", ()),
     Entry("odin", ODIN, "softmax at temperature 1000 after an input step", "Liang et al., ICLR 2018", ()),

@@ -41,10 +41,15 @@ class Residual(Detector):
         dimension = default if self.dimension is None else self.dimension
         if not 0 < dimension < width:
             raise ArgumentError(f"dimension={dimension} must be smaller than the width of the embedding, {width}")
-        origin = -torch.linalg.pinv(head.weight.double().cpu()) @ head.full_bias().double().cpu()
+        origin = -torch.linalg.pinv(head.weight.double()) @ head.full_bias().double()
         step = statistics["moments"].mean() - origin
         directions = torch.linalg.eigh(statistics["moments"].covariance() + torch.outer(step, step)).eigenvectors
         self.origin_, self.outside_ = origin.float(), directions[:, : width - dimension].float().contiguous()
+
+    @property
+    @override
+    def needs_softmax(self) -> bool:
+        return False  # the head only gives the origin
 
     def residual(self, embedding: Tensor) -> Tensor:
         """The norm outside the principal subspace, ``(n,)``."""
@@ -70,6 +75,11 @@ class ViM(Residual):
     def __init__(self, *, dimension: int | None = None) -> None:
         super().__init__(dimension=dimension)
 
+    @property
+    @override
+    def needs_softmax(self) -> bool:
+        return True
+
     @override
     def begin(self) -> dict[str, Statistic]:
         return {**super().begin(), "rows": RowSample(SAMPLE)}
@@ -77,7 +87,7 @@ class ViM(Residual):
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         statistics["moments"].add(batch.embedding)
-        largest = max_logit(batch.logits.float())[:, None].to(batch.embedding.device)
+        largest = max_logit(batch.logits.float())[:, None]
         statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1), row_keys(batch.embedding))
 
     @override

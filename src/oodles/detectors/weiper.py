@@ -70,11 +70,11 @@ class WeiPer(Detector):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        weight = head.weight.float().cpu()
+        weight = head.weight
         noise = torch.randn(self.repeats, *weight.shape, generator=torch.Generator().manual_seed(self.seed))
         length = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
         self.heads_ = weight + self.delta * length * F.normalize(noise, dim=2)
-        self.bias_ = head.full_bias().float().cpu().clone()
+        self.bias_ = head.full_bias().clone()
         rows = statistics["rows"].rows()
         # a few copies at a time: all logits under all copies of a large head would not fit in memory
         ends = torch.stack([torch.stack(part.aminmax()) for part in self._copies(rows)])

@@ -1,7 +1,7 @@
 """Pure mathematics: tensors in, tensors out, one formula per function. Detectors do not belong here."""
 
 from oodles.functional.quantiles import Quantiles, quantile
-from oodles.functional.scores import doctor, energy, entropy, gen, max_logit, msp
+from oodles.functional.scores import doctor, energy, entropy, gen, joint_energy, max_logit, msp
 from oodles.functional.shaping import (
     between,
     binarise_top,
@@ -24,6 +24,7 @@ __all__ = [
     "energy",
     "entropy",
     "gen",
+    "joint_energy",
     "keep_largest",
     "keep_random",
     "keep_top",

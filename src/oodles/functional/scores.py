@@ -77,3 +77,12 @@ def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """
     scaled = logits / temperature
     return torch.logsumexp(2 * scaled, dim=-1) - 2 * torch.logsumexp(scaled, dim=-1)
+
+
+def joint_energy(logits: Tensor) -> Tensor:
+    r"""Sum over classes of ``log(1 + exp(z_c))``, for one sigmoid per class (JointEnergy; Wang et al., NeurIPS 2021).
+
+    >>> joint_energy(torch.zeros(1, 4)).exp()
+    tensor([16.])
+    """
+    return torch.nn.functional.softplus(logits).sum(dim=-1)

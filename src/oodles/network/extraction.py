@@ -1,6 +1,8 @@
-"""``extract``: a model and a loader in, ``Features`` out; the network runs once per image."""
+"""``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
 import hashlib
+import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +16,19 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 from torch import Tensor, nn
 
 from oodles.columns import LAYER, Columns, check_columns, fingerprint, to_storage
-from oodles.data.batches import NO_BATCH, read_batches
+from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt
+from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
-from oodles.errors import DataError, FileError
-from oodles.features import SHARD_ELEMENTS, Features, Head, Step
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import SHARD_ELEMENTS, Features, Head
+from oodles.network.classes import class_names, folder_names, label_map
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.perturbation import run_with_steps
 from oodles.network.taps import eval_mode, unwrap
+from oodles.steps import Step
 from oodles.store import Writer, stored_rows
+
+SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 
 
 def extract(
@@ -33,7 +40,9 @@ def extract(
     steps: Sequence[Step] = (),
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
-    labels: bool = True,
+    labels: LabelsAt = True,
+    classes: Sequence[str] | None = None,
+    multilabel: bool | None = None,
     batch_size: int | None = None,
     store: str | Path | None = None,
     note: str = "",
@@ -42,20 +51,36 @@ def extract(
 ) -> Features:
     """Run ``model`` once over ``loader`` and keep the inputs of its last linear layer, and its logits.
 
-    The loader gives ``(images, labels)``, ``images``, or dicts with ``pixel_values`` or ``image``. The last linear
-    layer is found and verified automatically; ``head`` is its name if that fails, and ``head=False`` keeps only the
-    logits. The pooled activations of the inner modules ``layers`` and the results of the input ``steps`` are kept as
-    well; a detector that needs them lists them in ``.layers`` and ``.steps()``. ``labels=False`` leaves labels out, for
-    data of other classes. ``batch_size`` is how many images the network sees at a time. The model is left as it was.
+    A batch is what the model takes: a tensor, a tuple of tensors, or a mapping of keyword arguments such as
+    ``input_ids`` and ``attention_mask``; labels come last, or under the key ``labels``. ``labels`` is their key or
+    position if they are elsewhere, and False leaves them out, for data of other classes. ``classes`` are the names of
+    the model's classes, in order, by default those in ``model.config.id2label`` or of the loader's class folders; the
+    labels of class folders are matched to the model's classes by name. ``multilabel=True`` says that an input may
+    have several classes; a model that ends in a sigmoid, or whose configuration says so, is recognised.
+
+    The last linear layer is found and verified automatically; ``head`` is its name if that fails, and ``head=False``
+    keeps only the logits. The pooled activations of the inner modules ``layers`` and the results of the input ``steps``
+    are kept as well; a detector that needs them lists them in ``.layers`` and ``.steps()``. ``batch_size`` is how many
+    inputs the network sees at a time. The model is left as it was.
 
     With ``store`` the features are written to that folder shard by shard. If the folder already has them, for the same
-    model and the same images in batches of the same size, they are read instead of computed, and an extraction that was
+    model and the same inputs in batches of the same size, they are read instead of computed, and an extraction that was
     interrupted continues after its last complete shard. ``note`` and ``preprocessing`` (how images were resized and
     normalised) are kept with them.
     """
     network = unwrap(model)
+    relabel = None if labels is False else label_map(network, loader, classes)
     with eval_mode(model, device) as target:
-        run = _Run(ForwardPass(network, head, layers), tuple(steps), target, labels, batch_size)
+        run = _Run(
+            ForwardPass(network, head, layers),
+            BatchReader(network, labels),
+            tuple(steps),
+            target,
+            batch_size,
+            relabel,
+            multilabel,
+            class_names(network, None if labels is False else loader, classes),
+        )
         with _bar(loader, progress) as advance:
             if store is None:
                 return _in_memory(run, loader, dtype, advance)
@@ -65,6 +90,8 @@ def extract(
                 "layers": list(layers),
                 "dtype": str(dtype),
                 "labels": labels,
+                "classes": None if classes is None else list(map(str, classes)),
+                "multilabel": multilabel,
                 "preprocessing": preprocessing_record(preprocessing, loader),
                 **({"steps": [[step.name, step.identity] for step in steps]} if steps else {}),
             }
@@ -86,38 +113,82 @@ class _Run:
     """One extraction: batches in, columns out."""
 
     forward: ForwardPass
+    reader: BatchReader
     steps: tuple[Step, ...]
     device: torch.device
-    labels: bool
     batch_size: int | None
+    relabel: Tensor | None
+    declared_multilabel: bool | None
+    declared_names: tuple[str, ...]
 
-    def columns(self, images: Tensor, labels: Tensor | None) -> Columns:
+    def batches(self, loader: Iterable[Any], advance: "_Advance") -> Iterator[tuple[Inputs, Tensor | None]]:
+        """The loader's batches, with labels as numbers of the model's classes."""
+        for inputs, labels in self.reader.read(loader):
+            yield inputs, labels if labels is None or self.relabel is None else self.relabel[labels]
+            advance(len(inputs))
+
+    def columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
         """What is kept of one batch of the loader."""
         pieces = [
             run_with_steps(self.forward, part, self.steps).columns
-            for part in self.forward.pieces(images.to(self.device, non_blocking=True), self.batch_size)
+            for part in self.forward.pieces(inputs.to(self.device), self.batch_size)
         ]
         columns = {name: torch.cat([piece[name].float().cpu() for piece in pieces]) for name in pieces[0]}
-        if labels is not None:
+        if labels is not None and labels.ndim == 2:
+            if labels.shape[1] != columns["logits"].shape[1]:
+                raise DataError(
+                    f"the loader gave zeros and ones {tuple(labels.shape)} as labels, but the model has "
+                    f"{columns['logits'].shape[1]} classes; pass labels= with the key or position of the labels in a "
+                    "batch, or labels=False"
+                )
+            if not self.multilabel:
+                raise DataError(
+                    f"the loader gave labels {tuple(labels.shape)} of zeros and ones; pass multilabel=True if an input "
+                    "may have several classes, else give class indices (labels.argmax(dim=1))"
+                )
+        elif labels is not None:
             columns["labels"] = labels.cpu()
         return columns
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an input may have several classes; known after the first batch."""
+        return self.forward.multilabel if self.declared_multilabel is None else self.declared_multilabel
 
     def head(self) -> Head | None:
         """The last layer, once it has been found."""
         head = self.forward.feature_head()
         return None if head is None else head.to("cpu")
 
+    def names(self, classes: int, loader: object) -> tuple[str, ...]:
+        """The names of the classes; folders that do not match the classes are reported and give no names."""
+        names, folders = self.declared_names, folder_names(loader)
+        if len(names) in (0, classes):
+            return names
+        if names != folders:
+            raise ArgumentError(f"classes= has {len(names)} names, but the model has {classes} classes")
+        warnings.warn(
+            f"{len(names)} class folders were numbered 0 to {len(names) - 1}, but the model has {classes} classes, so "
+            "labels may be wrong; give the model's class names (classes=, --classes) or no labels (labels=False, "
+            "--no-labels)",
+            stacklevel=4,
+        )
+        return ()
+
 
 def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:
     kept: list[Columns] = []
-    for images, labels in _advancing(loader, run.labels, advance):
-        kept.append(to_storage(run.columns(images, labels), dtype))
+    names: tuple[str, ...] = ()
+    for inputs, labels in run.batches(loader, advance):
+        kept.append(to_storage(run.columns(inputs, labels), dtype))
         _same_columns(kept[0], kept[-1])
+        if len(kept) == 1:
+            names = run.names(kept[0]["logits"].shape[1], loader)
     if not kept:
         raise DataError(NO_BATCH)
     columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    return Features(**columns, layers=layers, head=run.head())
+    return Features(**columns, layers=layers, head=run.head(), class_names=names, multilabel=run.multilabel)
 
 
 def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance") -> None:
@@ -128,34 +199,39 @@ def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Wr
     """
     stored = list(writer.shards)
     pending: list[Columns] = []
-    inputs = hashlib.sha256()
+    digest = hashlib.sha256()
     rows = 0
+    begun = time.monotonic()
 
     def close() -> None:
-        nonlocal pending, inputs, rows
+        nonlocal pending, digest, rows, begun
         columns = {name: torch.cat([part[name] for part in pending]) for name in pending[0]}
         head = run.head()
         check_columns(columns, None if head is None else head.shape)
         writer.write_head(head.tensors() if head is not None else {})
-        writer.append(columns, inputs.hexdigest())
-        pending, inputs, rows = [], hashlib.sha256(), 0
+        writer.append(columns, digest.hexdigest())
+        pending, digest, rows, begun = [], hashlib.sha256(), 0, time.monotonic()
 
-    for images, labels in _advancing(loader, run.labels, advance):
-        inputs.update(fingerprint({"images": images} | ({} if labels is None else {"labels": labels})).encode())
-        rows += len(images)
+    for inputs, labels in run.batches(loader, advance):
+        digest.update(fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels})).encode())
+        rows += len(inputs)
         if stored:
             if rows >= stored[0]["rows"]:
-                if rows > stored[0]["rows"] or inputs.hexdigest() != stored[0]["inputs"]:
+                if rows > stored[0]["rows"] or digest.hexdigest() != stored[0]["inputs"]:
                     raise _other_data(writer, stored[0]["file"])
                 stored.pop(0)
-                inputs, rows = hashlib.sha256(), 0
+                digest, rows = hashlib.sha256(), 0
+            begun = time.monotonic()
             continue
         if writer.complete:
             raise _other_data(writer, "the end")
-        pending.append(to_storage(run.columns(images, labels), dtype))
+        pending.append(to_storage(run.columns(inputs, labels), dtype))
+        if not writer.shards and len(pending) == 1:
+            names = run.names(pending[0]["logits"].shape[1], loader)
+            writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
         _same_columns(pending[0], pending[-1])
         per_row = sum(column.shape[1:].numel() for column in pending[0].values())
-        if rows * per_row >= SHARD_ELEMENTS:
+        if rows * per_row >= SHARD_ELEMENTS or time.monotonic() - begun >= SHARD_SECONDS:
             close()
     if stored:
         raise _other_data(writer, stored[0]["file"])
@@ -169,7 +245,7 @@ def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Wr
 
 def _other_data(writer: Writer, where: str) -> FileError:
     return FileError(
-        f"{writer.path} was extracted from other images, in another order or in other batch sizes; they differ at "
+        f"{writer.path} was extracted from other inputs, in another order or in other batch sizes; they differ at "
         f"{where}. Use a loader that does not shuffle and the same batch size, or another store"
     )
 
@@ -178,32 +254,30 @@ def _same_columns(first: Columns, other: Columns) -> None:
     if first.keys() != other.keys():
         differing = ", ".join(sorted(first.keys() ^ other.keys()))
         raise DataError(f"some batches have {differing} and some do not; all batches must have the same parts")
+    for name, column in first.items():
+        if column.shape[1:] != other[name].shape[1:]:
+            widths = f"{tuple(column.shape[1:])} and {tuple(other[name].shape[1:])}"
+            raise DataError(f"{name} has different widths in different batches, {widths}; is it per input?")
 
 
 class _Advance:
-    """Advances the progress bar by one batch of the given number of images."""
+    """Advances the progress bar by one batch of the given number of inputs."""
 
     def __init__(self, bar: Progress | None, total: int | None) -> None:
         self._bar = bar
-        self._task = bar.add_task("extract", total=total, images=0) if bar else None
-        self._images = 0
+        self._task = bar.add_task("extract", total=total, inputs=0) if bar else None
+        self._inputs = 0
 
-    def __call__(self, images: int) -> None:
+    def __call__(self, inputs: int) -> None:
         if self._bar is not None and self._task is not None:
-            self._images += images
-            self._bar.update(self._task, advance=1, images=self._images)
-
-
-def _advancing(loader: Iterable[Any], labelled: bool, advance: _Advance) -> Iterator[tuple[Tensor, Tensor | None]]:
-    for images, labels in read_batches(loader, labelled):
-        yield images, labels
-        advance(len(images))
+            self._inputs += inputs
+            self._bar.update(self._task, advance=1, inputs=self._inputs)
 
 
 class _Rate(ProgressColumn):
     def render(self, task: Any) -> str:
         elapsed = task.elapsed or 0.0
-        return f"{task.fields['images'] / elapsed:,.0f} images/s" if elapsed else ""
+        return f"{task.fields['inputs'] / elapsed:,.0f} inputs/s" if elapsed else ""
 
 
 @contextmanager
@@ -217,7 +291,7 @@ def _bar(loader: Iterable[Any], wanted: bool) -> Iterator[_Advance]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[images]:,} images"),
+        TextColumn("{task.fields[inputs]:,} inputs"),
         _Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),

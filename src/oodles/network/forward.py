@@ -1,18 +1,23 @@
-"""``ForwardPass``: one pass of a network over images gives columns: embedding, logits and inner layers."""
+"""``ForwardPass``: one pass of a network over its inputs gives columns: embedding, logits and inner layers."""
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oodles.columns import LAYER, Columns
-from oodles.errors import ArgumentError
+from oodles.data.inputs import Inputs
+from oodles.errors import ArgumentError, HeadError
 from oodles.features import Head
-from oodles.network.head import LocatedHead, locate_head
-from oodles.network.taps import Tap, has_convolutions, logits_of
+from oodles.network.candidates import LocatedHead
+from oodles.network.classes import is_multilabel
+from oodles.network.head import locate_head
+from oodles.network.outputs import logits_of
+from oodles.network.probes import rejected
+from oodles.network.taps import Tap, has_convolutions
 
 HeadName = str | Literal[False] | None
 """Name of the last linear layer; None to search for it, False to keep only the logits."""
@@ -45,48 +50,86 @@ class ForwardPass:
         self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
-        self._warned = False
+        self._single_logit = False
+        self._seen_output = False
 
-    def pieces(self, images: Tensor, batch_size: int | None = None) -> tuple[Tensor, ...]:
-        """The images in batches of the size and memory layout that are fastest for the network."""
-        on_cpu = images.device.type == "cpu" and self.convolutional
-        pieces = torch.split(images, batch_size or (CPU_ROWS if on_cpu else len(images)))
-        if images.ndim == 4 and on_cpu:
-            pieces = tuple(piece.contiguous(memory_format=torch.channels_last) for piece in pieces)
-        return pieces
+    def pieces(self, inputs: Inputs, batch_size: int | None = None) -> list[Inputs]:
+        """The inputs in batches of the size and memory layout that are fastest for the network."""
+        on_cpu = self.convolutional and all(part.device.type == "cpu" for part in inputs.tensors().values())
+        pieces = inputs.split(batch_size or (CPU_ROWS if on_cpu else len(inputs)))
+        return [piece.map(_channels_last) for piece in pieces] if on_cpu else pieces
 
-    def find_head(self, images: Tensor) -> Tap:
-        """A tap on the last layer and the inner ones; the head is located once, on the first images."""
+    def find_head(self, inputs: Inputs) -> Tap:
+        """A tap on the last layer and the inner ones; the head is located once, on the first inputs."""
         if self._tap is None:
             if self.head is not False:
                 # outside inference mode, because the head's weights take part in backward passes
                 with torch.inference_mode(False), torch.no_grad():
-                    self.located = locate_head(self.network, images, self.head)
+                    try:
+                        self.located = locate_head(self.network, inputs, self.head)
+                    except Exception as error:
+                        raise rejected(self.network, inputs, error) from error
             self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
         return self._tap
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an input may have several classes, as far as the model shows it."""
+        shown = is_multilabel(self.network) or (self.located is not None and self.located.multilabel)
+        return shown and not self._single_logit
 
     def feature_head(self) -> Head | None:
         """The head that gives the column ``logits`` from the column ``embedding``; None if only logits are kept."""
         head = None if self.located is None else self.located.head
         return two_class_head(head) if head is not None and head.classes == 1 else head
 
-    def run(self, images: Tensor) -> Pass:
+    def run(self, inputs: Inputs) -> Pass:
         """One forward pass."""
-        raw, entering, pooled = self.find_head(images)(images)
-        output = logits_of(raw)
+        tap = self.find_head(inputs)
+        try:
+            raw, entering, pooled = tap(inputs)
+        except Exception as error:  # whatever the network's own code raises
+            raise rejected(self.network, inputs, error) from error
+        output = logits_of(raw, None if self.located is None else self.located.item)
+        if len(output) != len(inputs):
+            raise HeadError(f"{type(self.network).__name__} gave {len(output)} rows for {len(inputs)} inputs")
         columns = {"logits": output}
+        if self.located is None and not self._seen_output:
+            self._seen_output = True
+            _warn_of_probabilities(self.network, output)
         if self.located is not None:
-            embedding = self.located.embedding(entering)
+            embedding = self.located.embedding(entering, output)
             columns = {"embedding": embedding, "logits": self.located.logits(embedding, output)}
         if output.shape[1] == 1:
-            self._warn_single_logit()
+            self._check_single_logit(columns["logits"])
             columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in pooled.items()})
 
-    def _warn_single_logit(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
-                stacklevel=2,
+    def _check_single_logit(self, logits: Tensor) -> None:
+        """A single logit is taken as two classes; a number that may be a probability is refused."""
+        if self._single_logit:
+            return
+        if self.located is None and bool(((logits >= 0) & (logits <= 1)).all()):
+            raise HeadError(
+                f"{type(self.network).__name__} returns one number from 0 to 1 per input, which may be a probability "
+                "or a logit; return the logit"
             )
+        self._single_logit = True
+        warnings.warn(
+            f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
+            stacklevel=2,
+        )
+
+
+def _warn_of_probabilities(network: nn.Module, output: Tensor) -> None:
+    """Of logits, only those of a softmax are all positive and add up to 1 in every row."""
+    if output.shape[1] > 1 and bool((output >= 0).all()) and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            f"{type(network).__name__} returns probabilities, used as if they were logits; return the logits instead",
+            stacklevel=3,
+        )
+
+
+def _channels_last(value: Any) -> Any:
+    images = isinstance(value, Tensor) and value.ndim == 4
+    return value.contiguous(memory_format=torch.channels_last) if images else value

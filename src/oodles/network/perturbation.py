@@ -1,4 +1,4 @@
-"""Input steps: images moved a small step against the sign of a gradient, and the network's response."""
+"""Input steps: inputs moved a small step against the sign of a gradient, and the network's response."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,21 +7,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oodles.columns import Columns
+from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import ArgumentError, HeadError
-from oodles.features import Objective, Step
 from oodles.network.forward import CPU_ROWS, ForwardPass, HeadName, Pass
 from oodles.network.taps import eval_mode, unwrap
+from oodles.steps import Objective, Step
 
 
-def run_with_steps(forward: ForwardPass, images: Tensor, steps: Sequence[Step]) -> Pass:
-    """One pass over the images and one more per step; each distinct objective costs one backward pass."""
+def run_with_steps(forward: ForwardPass, inputs: Inputs, steps: Sequence[Step]) -> Pass:
+    """One pass over the inputs and one more per step; each distinct objective costs one backward pass."""
     if not steps:
-        return forward.run(images)
+        return forward.run(inputs)
     objectives = dict.fromkeys(step.objective for step in steps)
-    first, gradients = _gradients(forward, images, objectives)
+    images = movable(inputs, f"the input step {steps[0].name}")
+    first, gradients = _gradients(forward, inputs, images, objectives)
     columns = {name: column.detach() for name, column in first.columns.items()}
     for step in steps:
-        after = forward.run(step.move(images, gradients[step.objective])).columns
+        moved = step.move(images, gradients[step.objective])
+        after = forward.run(inputs.replace(images, moved)).columns
         columns[step.column] = after[step.keep]
     return Pass(first.output.detach(), columns)
 
@@ -46,10 +49,10 @@ def perturb(
     step = Step("", objective, epsilon, std=tuple(std))
     with eval_mode(model) as device:
         forward = ForwardPass(unwrap(model), head, layers)
-        moved = [
-            step.move(part, _gradients(forward, part, [objective])[1][objective])
-            for part in forward.pieces(images.to(device), batch_size)
-        ]
+        moved = []
+        for part in forward.pieces(Inputs((images.to(device),)), batch_size):
+            piece = movable(part, "an input step")
+            moved.append(step.move(piece, _gradients(forward, part, piece, [objective])[1][objective]))
     return torch.empty_like(images).copy_(torch.cat(moved))  # in the memory layout and on the device of the images
 
 
@@ -86,20 +89,30 @@ def _loss(labels: Tensor) -> Objective:
     return cross_entropy
 
 
+def movable(inputs: Inputs, what: str) -> Tensor:
+    """The one input that a gradient step can move; integers, such as token ids, and several inputs are refused."""
+    floating = list(inputs.floating().values())
+    if len(floating) != 1:
+        count = "several floating-point inputs" if floating else "no floating-point input"
+        raise ArgumentError(
+            f"{what} moves one floating-point input, and the model takes {count}: {describe_inputs(inputs.named())}; "
+            "use a detector without input steps"
+        )
+    return floating[0]
+
+
 def _gradients(
-    forward: ForwardPass, images: Tensor, objectives: Iterable[Objective]
+    forward: ForwardPass, inputs: Inputs, images: Tensor, objectives: Iterable[Objective]
 ) -> tuple[Pass, dict[Objective, Tensor]]:
-    """The network's response to the images, and each objective's gradient with respect to them."""
-    if not images.is_floating_point():
-        raise ArgumentError(f"an input step needs floating-point images, got {images.dtype}; normalise them first")
+    """The network's response to the inputs, and each objective's gradient with respect to ``images`` among them."""
     wanted = list(objectives)
     with torch.no_grad():
-        forward.find_head(images)  # the search for the last layer needs no gradients
+        forward.find_head(inputs)  # the search for the last layer needs no gradients
     gradients: dict[Objective, Tensor] = {}
     # a caller's inference mode would record nothing, and tensors made in it cannot be differentiated
     with torch.inference_mode(False), torch.enable_grad():
         leaf = (images.clone() if images.is_inference() else images.detach()).requires_grad_()
-        first = forward.run(leaf)
+        first = forward.run(inputs.replace(images, leaf))
         for objective in wanted:
             total = objective(first.columns).sum()
             gradient = None

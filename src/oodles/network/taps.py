@@ -5,9 +5,10 @@ pass, and :class:`Tap` returns the inputs of chosen linear operations. Hooks are
 whatever happens inside.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from oodles.data.inputs import Inputs
 from oodles.errors import ArgumentError, HeadError
 
+CONVOLUTIONS = ("conv2d", "conv3d")
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
 
@@ -61,7 +64,7 @@ def eval_mode(model: nn.Module, device: torch.device | str | None = None) -> Ite
     target = original if device is None else usable_device(device)
     moved = target != original and len(devices) == 1
     try:
-        model.eval()
+        _to_eval(model)
         if moved:
             model.to(target)
         with torch.no_grad():
@@ -71,6 +74,16 @@ def eval_mode(model: nn.Module, device: torch.device | str | None = None) -> Ite
             model.to(original)
         for module, training in flags:
             module.training = training
+
+
+def _to_eval(model: nn.Module) -> None:
+    name = type(model).__name__
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise HeadError(f"{name} is on the meta device, so it has no weights; load them first")
+    try:
+        model.eval()
+    except NotImplementedError:
+        raise HeadError(f"{name} cannot be put in eval mode; pass the nn.Module that it was exported from") from None
 
 
 def usable_device(name: torch.device | str) -> torch.device:
@@ -100,30 +113,6 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
-def logits_of(output: object) -> Tensor:
-    """The logits in a model's output: a tensor, ``.logits``, a dict with ``logits``, or the first item of a tuple."""
-    if isinstance(output, Tensor):
-        found: object = output
-    elif hasattr(output, "logits"):
-        found = output.logits
-    elif isinstance(output, Mapping):
-        found = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, tuple | list) and output:
-        return logits_of(output[0])
-    else:
-        found = None
-    if not isinstance(found, Tensor):
-        raise HeadError(
-            f"the model returned {type(output).__name__} with no logits in it; return a tensor, an object or dict "
-            "with `logits`, or a tuple whose first item is the logits"
-        )
-    if found.ndim > 2 and found.shape[2:].numel() == 1:
-        found = found.flatten(1)
-    if found.ndim != 2:
-        raise HeadError(f"logits must have shape (rows, classes), the model returned {tuple(found.shape)}")
-    return found
-
-
 class Recorder(TorchFunctionMode):
     """Records every linear operation of a forward pass, and the module it happened in.
 
@@ -134,7 +123,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, shift: Mapping[int, Tensor] | None = None) -> None:
         super().__init__()
         self.calls: list[LinearCall] = []
-        self.non_affine: set[str] = set()
+        self.non_affine: str | None = None  # what was applied after the last linear operation, as far as it is known
         self._model = model
         self._shift = shift or {}
         self._thread = get_ident()
@@ -143,6 +132,8 @@ class Recorder(TorchFunctionMode):
 
     def __enter__(self) -> "Recorder":
         for name, module in self._model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # what happens inside cannot be observed
             self._hooks.append(module.register_forward_pre_hook(self._enter_module(name)))
             self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -152,6 +143,9 @@ class Recorder(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
+        # the input of a module that runs several times would be that of its last run
+        runs = Counter(call.module for call in self.calls)
+        self.calls = [replace(call, input_is_modules=False) if runs[call.module] > 1 else call for call in self.calls]
 
     def _enter_module(self, name: str) -> Callable[[nn.Module, Arguments], None]:
         def enter(_: nn.Module, arguments: Arguments) -> None:
@@ -167,13 +161,13 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Named | None = None) -> Any:
         kwargs = kwargs or {}
         if func in NON_AFFINE:
-            self.non_affine.add(NON_AFFINE[func])
+            self.non_affine = NON_AFFINE[func]
         read = LINEAR.get(func)
         operands = read(*args, **kwargs) if read else None
         if operands is None:
             return func(*args, **kwargs)
         operation, position, entering, weight, bias = operands
-        ordinal = len(self.calls)
+        ordinal, self.non_affine = len(self.calls), None
         if ordinal in self._shift:
             moved = entering + broadcast_units(self._shift[ordinal], entering).to(entering.dtype)
             if position < len(args):
@@ -201,7 +195,7 @@ class Tap:
         self._points = {point: None if point.module is None else modules[point.module] for point in points}
         self._layers = {name: modules[name] for name in layers}
 
-    def __call__(self, images: Tensor) -> tuple[object, list[Tensor], dict[str, Tensor]]:
+    def __call__(self, inputs: Inputs) -> tuple[object, list[Tensor], dict[str, Tensor]]:
         """The model's output, the inputs at the tap points in order, the layers' pooled outputs by name."""
         caught: dict[TapPoint, Tensor] = {}
         activations: dict[str, Tensor] = {}
@@ -214,7 +208,7 @@ class Tap:
             functional = {point.ordinal: point for point, module in self._points.items() if module is None}
             if functional:
                 stack.enter_context(_Catcher(functional, caught))
-            output = self._model(images)
+            output = inputs(self._model)
         missing = [point for point in self._points if point not in caught]
         if missing:
             raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
@@ -267,14 +261,16 @@ class _Catcher(TorchFunctionMode):
 
 def broadcast_units(vector: Tensor, entering: Tensor) -> Tensor:
     """A vector with one value per unit, reshaped so that it can be added to every row of a linear operation's input."""
-    if entering.ndim == 4:
+    if entering.ndim >= 4:
         whole = vector.numel() == entering[0].numel()
-        return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, 1, 1)
+        return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, *(1,) * (entering.ndim - 2))
     return vector
 
 
 def pooled(name: str, output: object) -> Tensor:
     """A module's activation averaged over space (``n, c, h, w``) or tokens (``n, t, c``): ``(n, c)``."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]  # transformer blocks return the hidden states first
     if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise HeadError(f"layer {name} returns {shape}; only feature maps, token sequences and vectors can be pooled")
@@ -304,11 +300,34 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: float) -> Operan
     return ("addmm", 1, mat1, mat2.T, input) if plain and input.ndim == 1 else None
 
 
-def _conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
-    covers = weight.shape[2:] == input.shape[2:]
-    if input.ndim != 4 or weight.shape[1] != input.shape[1] or not (weight.shape[2:].numel() == 1 or covers):
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Operands | None:
+    """Rows ``(n, 1, m)`` against classes ``(1, C, m)`` or ``(C, m)``, in either order."""
+    for position, (rows, classes) in enumerate(((x1, x2), (x2, x1))):
+        last = max(rows.ndim, classes.ndim) - 1
+        if rows.ndim == 3 and rows.shape[1] == 1 and classes.shape[:-2].numel() == 1 and dim in (-1, last):
+            return "cosine_similarity", position, rows, F.normalize(classes.reshape(-1, classes.shape[-1])), None
+    return None
+
+
+def _einsum(equation: object, *operands: Any) -> Operands | None:
+    """``nd,cd->nc`` and ``nd,dc->nc``, whatever the letters."""
+    if not isinstance(equation, str) or len(operands) != 2 or any(operand.ndim != 2 for operand in operands):
         return None
-    return "conv2d", 0, input, weight.flatten(1), bias
+    left, _, result = equation.replace(" ", "").partition("->")
+    rows, _, classes = left.partition(",")
+    if len(rows) != 2 or len(classes) != 2 or not set(rows) & set(classes):
+        return None
+    shared = next(letter for letter in rows if letter in classes)
+    if rows[1] != shared or result != rows[0] + classes.replace(shared, ""):
+        return None
+    return "einsum", 1, operands[0], operands[1] if classes[1] == shared else operands[1].T, None
+
+
+def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
+    covers = weight.shape[2:] == input.shape[2:]
+    if input.ndim != weight.ndim or weight.shape[1] != input.shape[1] or not (weight.shape[2:].numel() == 1 or covers):
+        return None
+    return f"conv{input.ndim - 2}d", 0, input, weight.flatten(1), bias
 
 
 LINEAR: dict[Any, Callable[..., Operands | None]] = {
@@ -320,10 +339,13 @@ LINEAR: dict[Any, Callable[..., Operands | None]] = {
     torch.Tensor.mm: _matmul,
     torch.addmm: _addmm,
     torch.Tensor.addmm: _addmm,
-    F.conv2d: _conv2d,
+    F.conv2d: _convolution,
+    F.conv3d: _convolution,
+    F.cosine_similarity: _cosine_similarity,
+    torch.einsum: _einsum,
 }
 
 NON_AFFINE: dict[Any, str] = {
-    F.cosine_similarity: "a cosine head",
+    F.cosine_similarity: "a cosine head of an unknown form",
     torch.cdist: "a prototype head (distances to class centres)",
 }

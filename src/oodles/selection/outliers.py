@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oodles.data.batches import first_images, split_batch
+from oodles.data.batches import BatchReader, first_images
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.network.extraction import extract
 from oodles.network.perturbation import channel_bounds
+from oodles.network.taps import unwrap
 
 Maker = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Makes outliers from images, the index of an image of a different class for each, and a random generator."""
@@ -103,10 +104,8 @@ class NoiseImages:
 
 def noise_features(model: nn.Module, images: Any, *, count: int = 1000, seed: int = 0, **options: Any) -> Features:
     """Features of ``count`` noise images of the shape of ``images``: a batch, or a loader to take one from."""
-    first = images if isinstance(images, Tensor) else next(iter(images), None)
-    if first is None:
-        raise DataError("the loader gave no batch, so the shape of the images is unknown")
-    shape = split_batch(first)[0].shape[1:]
+    first, _ = first_images(BatchReader(unwrap(model)), [images] if isinstance(images, Tensor) else images, 1)
+    shape = first.shape[1:]
     return extract(model, NoiseImages(shape, count, seed=seed), labels=False, **options)
 
 
@@ -125,7 +124,8 @@ def outlier_features(
     ``mean`` and ``std`` are those of the images' normalisation; without them, each channel's own range is mapped to 0
     to 1. ``options`` are passed to :func:`oodles.extract`.
     """
-    images, labels = first_images(loader, count)
+    images, labels = first_images(BatchReader(unwrap(model)), loader, count)
+    images, labels = images.cpu(), None if labels is None else labels.cpu()
     if mean and std:  # the values of pixels 0 and 1 after normalisation
         low, high = ((end - torch.tensor(mean)) / torch.tensor(std) for end in (0, 1))
         low, high = low.view(1, -1, 1, 1), high.view(1, -1, 1, 1)
@@ -153,7 +153,7 @@ def mixed_features(held_out: Features, *, seed: int = 0) -> dict[str, Features]:
     order = torch.stack([torch.randperm(len(held_out), generator=generator) for _ in range(held_out.width)], dim=1)
     return {
         "mixed": Features((embedding + embedding[partner])[different] / 2, head=held_out.head),
-        "shuffled": Features(embedding.gather(0, order), head=held_out.head),
+        "shuffled": Features(embedding.gather(0, order.to(embedding.device)), head=held_out.head),
     }
 
 

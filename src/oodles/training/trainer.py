@@ -21,7 +21,8 @@ from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.files import Record, read_record, read_tensors, serialise, write_bytes, write_record, write_tensors
 from oodles.models.deconf import Cosine
-from oodles.network.taps import eval_mode, has_convolutions, logits_of, unwrap, usable_device
+from oodles.network.outputs import logits_of
+from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
 from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1

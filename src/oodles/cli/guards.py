@@ -1,0 +1,194 @@
+"""What the commands that use a guard share: which guard, which inputs, which model, which preprocessing."""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from oodles.cli.checks import GUARD_RECORD, ImageOptions, is_guard, is_store
+from oodles.cli.common import IMAGENET_MEAN, IMAGENET_STD, load_model, notice, notices, report_ignored
+from oodles.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from oodles.calibration import Threshold
+    from oodles.data.loaders import ImageLoader
+    from oodles.data.readers import ImageSet
+    from oodles.data.transforms import Transform
+    from oodles.detectors import Detector
+    from oodles.files import Record
+    from oodles.guard import Guard
+
+Judged = TypeVar("Judged")
+
+SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
+
+
+def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple[Path | None, list[Path]]:
+    """The guard, or None if the first path is not one, and the inputs."""
+    guard, inputs = (paths[0], [*paths[1:]]) if is_guard(paths[0]) else (None, [*paths])
+    if not inputs:
+        raise ArgumentError(f"{command} needs an input besides the guard {guard}; give images or a folder of them")
+    later = next((path for path in inputs if is_guard(path)), None)
+    if later is not None:
+        raise ArgumentError(f"{later} is a guard; {command} takes one guard, before the inputs")
+    if guard is None and model is not None:
+        raise ArgumentError(
+            f"--model needs a guard, and {inputs[0]} is none: it holds no {GUARD_RECORD}; give a folder written by "
+            "`oodles fit` before the inputs"
+        )
+    return guard, inputs
+
+
+def open_inputs(paths: Sequence[Path]) -> list["ImageSet | Path"]:
+    """The inputs in order: neighbouring image inputs as one set, so that they share batches, and folders of features.
+
+    Every image is named by the path that leads to it, since two folders may hold images of the same name.
+    """
+    from oodles.data.readers import open_images
+
+    sources: list[ImageSet | Path] = []
+    for stored, group in groupby(paths, key=is_store):
+        if stored:
+            sources += group
+        else:
+            sets = [_name_by_path(path, open_images(path)) for path in group]
+            for images in sets:
+                report_ignored(images)
+            sources.append(_join(sets))
+    return sources
+
+
+def _name_by_path(path: Path, images: "ImageSet") -> "ImageSet":
+    if [*images.names] == [str(path)]:
+        return images
+    folder = path.parent if path.is_file() and path.suffix.lower() != ".zip" else path
+    return replace(images, names=[str(folder / name) for name in images.names])
+
+
+def _join(sets: Sequence["ImageSet"]) -> "ImageSet":
+    from oodles.data.readers import ImageSet
+
+    if len(sets) == 1:
+        return sets[0]
+    ends = list(accumulate(map(len, sets)))
+
+    def read(row: int) -> "Image.Image":
+        part = bisect_right(ends, row)
+        return sets[part].read(row - ends[part] + len(sets[part]))
+
+    return ImageSet(f"{len(sets)} inputs", [name for each in sets for name in each.names], read)
+
+
+def over_images(
+    loader: "ImageLoader",
+    device: str | None,
+    judge: Callable[[list[str], "Tensor"], list[Judged]],
+    skip: Callable[[str, str], Judged],
+) -> Iterator[list[Judged]]:
+    """Batch by batch and in the order of the images, what ``judge`` makes of them and ``skip`` of unreadable ones.
+
+    ``judge`` is given names and a batch for the network, ``skip`` a name and the problem.
+    """
+    import torch
+    from rich.progress import Progress
+
+    order = iter(loader.images.names)
+    seen = skipped = 0
+    # lines on a terminal show the progress themselves
+    hidden = not notices.is_terminal or sys.stdout.isatty()
+    with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
+        for pixels, _ in bar.track(loader.pixels(), total=len(loader), description="images"):
+            names, problems = loader.names[seen:], loader.skipped[skipped:]
+            seen, skipped = seen + len(names), skipped + len(problems)
+            images = loader.transform.normalise(pixels.to(device))
+            # the layout that convolutions on a CPU are fastest in
+            judged = judge(names, images.contiguous(memory_format=torch.channels_last))
+            found = dict(zip(names, judged, strict=True))
+            found |= {name: skip(name, problem) for name, problem in problems}
+            yield [found[name] for name in islice(order, len(names) + len(problems))]
+    if loader.skipped[skipped:]:
+        yield [skip(*each) for each in loader.skipped[skipped:]]
+
+
+@dataclass(frozen=True)
+class SavedGuard:
+    """A guard without its model, read from ``folder``; ``own`` is False for the one that comes with oodles."""
+
+    folder: Path
+    own: bool
+    detector: "Detector"
+    threshold: "Threshold"
+    record: "Record"
+    class_names: tuple[str, ...]
+
+    def preprocessing(self, given: ImageOptions) -> "Transform":
+        """The preprocessing of the features that the guard was fitted on, which options must not contradict."""
+        from oodles.data.transforms import Transform
+
+        if self.record["preprocessing"] is None:
+            if None in (given.size, given.mean, given.std):
+                raise ArgumentError(
+                    f"{self.folder} does not record how images were preprocessed; give --size, --mean and --std as "
+                    f"used for the model, e.g. --size 224 --mean {IMAGENET_MEAN} --std {IMAGENET_STD}"
+                )
+            return given.transform()
+        known = Transform.from_record(self.record["preprocessing"])
+        asked = (given.size, given.resize, given.mean, given.std)
+        recalled = (known.size, known.resize, known.mean, known.std)
+        if any(value not in (None, own) for value, own in zip(asked, recalled, strict=True)):
+            raise ArgumentError(
+                f"{self.folder} was fitted with other preprocessing ({known}); leave out --size, --mean, --std"
+            )
+        return known
+
+    def with_model(self, model: str | None, checkpoint: Path | None, device: str | None) -> "Guard":
+        """The guard with the model that the options name, or the one that comes with oodles."""
+        from oodles.guard import Guard
+        from oodles.models import load
+        from oodles.network.extraction import model_fingerprint
+        from oodles.network.taps import usable_device
+
+        if self.own and model is None:
+            raise ArgumentError(f"{self.folder} guards your own model, so images need --model and --checkpoint")
+        network = load(SHIPPED) if model is None else load_model(model, checkpoint)
+        if not self.own:
+            _introduce()
+        if self.record["model"] not in (None, model_fingerprint(network)):
+            raise DataError(f"{self.folder} was fitted on another model than {model} with these weights")
+        if device is not None:
+            network.to(usable_device(device))
+        return Guard(network, self.detector, self.threshold, head=self.record["head"], classes=self.class_names or None)
+
+    def check_features(self, path: Path) -> None:
+        """Raise if the features in a folder came from another model than the guard's."""
+        from oodles.store import read_manifest
+
+        origin = read_manifest(path)["about"].get("model")
+        if None not in (origin, self.record["model"]) and origin != self.record["model"]:
+            raise DataError(f"{path} has features of another model than {self.folder} was fitted on")
+
+
+def load_saved(folder: Path | None) -> SavedGuard:
+    """The guard in ``folder``; if there is none, that of the network that comes with oodles."""
+    from oodles.models.shipped import GUARD, shipped_folder
+    from oodles.persistence import load_guard
+
+    path = shipped_folder(SHIPPED) / GUARD if folder is None else folder
+    detector, threshold, record = load_guard(path)
+    return SavedGuard(path, folder is not None, detector, threshold, record, tuple(record["class_names"]))
+
+
+def _introduce() -> None:
+    """Say which network is used, since the user named none."""
+    from oodles.models import read_card
+
+    card = read_card(SHIPPED)
+    network = f"{SHIPPED}, {card['what']} ({', '.join(card['classes'])})"
+    accuracy = f"{card['test accuracy']:.1%} accurate on JPEG test images"
+    notice(f"no guard given: using {network}, {accuracy}. Pictures are resized to 32 pixels.")

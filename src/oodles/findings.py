@@ -1,0 +1,200 @@
+"""What an explanation consists of: plain data, and its words."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+SHOWN = 5  # units, and training rows in text
+REDUCTIONS = {"mean": "mean of p", "min": "smallest p", "fisher": "mean logarithm of p"}
+VERDICTS = {True: "Accepted as in-distribution", False: "Rejected as out-of-distribution", None: "Not decided"}
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A training row that a detector keeps: its place there, and how similar it is to the input.
+
+    ``similarity`` is the cosine of the two embeddings, for NNGuide times the training row's energy. ``train_row``,
+    ``label`` and ``class_name`` are those in the training features, if they were given and contain it.
+    """
+
+    index: int
+    similarity: float
+    train_row: int | None
+    label: int | None
+    class_name: str | None
+
+    def __str__(self) -> str:
+        row = f"kept row {self.index}" if self.train_row is None else f"row {self.train_row}"
+        named = row if self.label is None else f"{_named(self.label, self.class_name)}, {row}"
+        return f"{self.similarity:.3f} ({named})"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one unit adds to the logit of the predicted class, and what it adds on average, if that is known."""
+
+    unit: int
+    contribution: float
+    usual: float | None
+
+    def __str__(self) -> str:
+        return f"unit {self.unit} {_compared(self.contribution, self.usual)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What each unit adds to the logit of the predicted class, by whether the sparsifier keeps its weight.
+
+    ``kept`` and ``dropped`` ``(m,)`` are weight times shaped activation, each 0 at the other's units. A shape such as
+    SCALE multiplies activations, so both contain its factor and the bias does not. One that multiplies logits, LTS,
+    also multiplies the bias; ``factor`` is what all three are multiplied by, 1 without such a shape. ``usual`` has the
+    means over the training rows of the same predicted class, if there are any.
+    """
+
+    kept: Tensor
+    dropped: Tensor
+    bias: float
+    factor: float
+    usual: "Contributions | None" = None
+
+    @property
+    def logit(self) -> float:
+        """The logit that the detector computes, without the dropped weights."""
+        return float(self.kept.sum()) + self.bias
+
+    @property
+    def dense_logit(self) -> float:
+        """The logit with all weights."""
+        return self.logit + float(self.dropped.sum())
+
+    def units(self) -> dict[str, list[Unit]]:
+        """The units that add most, and those that are furthest from what they add usually."""
+        each = self.kept + self.dropped
+        usual = None if self.usual is None else self.usual.kept + self.usual.dropped
+        groups = {"largest_kept": self.kept, "largest_dropped": self.dropped}
+        groups |= {} if usual is None else {"least_usual": each - usual}
+        found = {}
+        for group, values in groups.items():
+            size, places = (part[:SHOWN] for part in values.abs().sort(descending=True, stable=True))
+            shown = places[size > 0].tolist()
+            found[group] = [Unit(k, float(each[k]), None if usual is None else float(usual[k])) for k in shown]
+        return found
+
+    def as_record(self) -> dict[str, Any]:
+        """The totals, the usual ones, and the units."""
+        groups = {group: [asdict(unit) for unit in units] for group, units in self.units().items()}
+        return {**self._totals(), "usual": None if self.usual is None else self.usual._totals(), **groups}
+
+    def lines(self, name: str) -> list[str]:
+        """The same in words, for a predicted class of this name."""
+        totals, usual = self._totals(), {} if self.usual is None else self.usual._totals()
+        kept, dropped = (_compared(totals[part], usual.get(part)) for part in ("kept", "dropped"))
+        times = "" if self.factor == 1 else f", each including the logit factor {self.factor:.3g}"
+        meaning = f"; usually: on average over training rows predicted as {name}" if usual else ""
+        groups = [(group.replace("_", " "), units) for group, units in self.units().items() if units]
+        return [
+            f"logit of {name}: kept weights {kept}, bias {self.bias:+.2g}, not counted: dropped weights {dropped}"
+            f"{times}{meaning}",
+            *(f"{group}: {', '.join(map(str, units))}" for group, units in groups),
+        ]
+
+    def _totals(self) -> dict[str, float]:
+        sums = {"kept": float(self.kept.sum()), "dropped": float(self.dropped.sum())}
+        return sums | {name: getattr(self, name) for name in ("bias", "factor", "logit", "dense_logit")}
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """One detector's score of the input and what it is based on; the detector alone, or a member of an ensemble.
+
+    ``p_value`` is the fraction of held-out ID scores that are at most as large, interpolated between the quantiles that
+    the ensemble keeps of them; ``n`` quantiles cannot tell fractions below ``1 / n`` apart, so it is never smaller than
+    that. ``id_lowest`` and ``id_median`` are the first and the middle quantile. A detector alone has none of the three.
+    """
+
+    spec: str
+    score: float
+    p_value: float | None
+    id_lowest: float | None
+    id_median: float | None
+    neighbours: tuple[Neighbour, ...]
+    contributions: Contributions | None
+
+    def as_record(self) -> dict[str, Any]:
+        """Everything as numbers and text."""
+        parts = None if self.contributions is None else self.contributions.as_record()
+        return {**vars(self), "neighbours": [asdict(each) for each in self.neighbours], "contributions": parts}
+
+    def lines(self, name: str) -> list[str]:
+        """The same in words, for a predicted class of this name."""
+        lines = [] if self.contributions is None else self.contributions.lines(name)
+        if self.neighbours:
+            lines.insert(0, f"nearest training rows, by similarity: {', '.join(map(str, self.neighbours[:SHOWN]))}")
+        if self.p_value is None or self.id_lowest is None:
+            return lines
+        sign = "<" if self.score < self.id_lowest else "="
+        found = f"score {self.score:.3g}, ID scores: lowest {self.id_lowest:.3g}, median {self.id_median:.3g}"
+        return [f"p {sign} {self.p_value:.2f}  {self.spec}: {found}", *(f"          {line}" for line in lines)]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Why one input was accepted or rejected; ``str()`` gives it in words, :meth:`as_record` as plain data.
+
+    ``findings`` has one entry for a single detector, and for an ensemble, which combines them by its ``reduction``, one
+    per member, the most sceptical first. An input with NaN or infinite values has no label, no findings and the score
+    NaN. Without a threshold ``is_id`` is None.
+    """
+
+    label: int | None
+    class_name: str | None
+    score: float
+    threshold: float | None
+    id_rate: float | None
+    is_id: bool | None
+    reduction: str | None
+    findings: tuple[Finding, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain data for JSON: no tensors, units by their index, and None for numbers that are not finite."""
+        record: dict[str, Any] = _plain({**vars(self), "findings": [each.as_record() for each in self.findings]})
+        return record
+
+    def __str__(self) -> str:
+        name = "the predicted class" if self.label is None else _named(self.label, self.class_name)
+        lines = [f"{VERDICTS[self.is_id]}: {self._reason()}"] + ([] if self.label is None else [f"Predicted: {name}"])
+        if self.reduction is not None and self.findings:
+            lines.append(
+                f"The score is the {REDUCTIONS[self.reduction]} over these detectors, the most sceptical first; "
+                "p is the fraction of held-out ID inputs that score at most as high:"
+            )
+        return "\n".join([*lines, *(f"  {line}" for finding in self.findings for line in finding.lines(name))])
+
+    def _reason(self) -> str:
+        if math.isnan(self.score):
+            return "it cannot be scored, because its embedding, logits or score are not finite"
+        if self.threshold is None or self.id_rate is None:
+            return f"the score is {self.score:.4g}, and no threshold was given"
+        # as many digits as it takes to see which of the two is larger
+        digits = next((n for n in range(3, 17) if f"{self.score:.{n}g}" != f"{self.threshold:.{n}g}"), 3)
+        relation = f"{'at least' if self.is_id else 'below'} the threshold {self.threshold:.{digits}g}"
+        rate = f"which accepts {100 * self.id_rate:.4g} % of ID inputs"
+        return f"the score {self.score:.{digits}g} is {relation}, {rate}"
+
+
+def _named(label: int, class_name: str | None) -> str:
+    return f"class {label}" if class_name is None else class_name
+
+
+def _compared(value: float, usual: float | None) -> str:
+    return f"{value:+.2g}" if usual is None else f"{value:+.2g} (usually {usual:+.2g})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,292 @@
+"""Ways in which a network's linear operations could produce its logits: every head that oodles knows.
+
+A candidate is only a guess from the numbers of one small batch; :mod:`oodles.network.head` verifies it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from oodles.errors import HeadError
+from oodles.features import Head
+from oodles.network.taps import CONVOLUTIONS, LinearCall, TapPoint
+
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+STRICT = 1e-4
+MOST_HEADS = 5  # whose sum is tried
+FOLDED = ("linear, then a scale", "linear, then a scale per class")
+
+Finish = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LocatedHead:
+    """A head that was found: its weights, where its input can be tapped, and what kind of head it is.
+
+    ``finish`` is what the model applies to the logits afterwards: nothing, a (log-)softmax or a sigmoid. If the head is
+    ``normalised``, inside the operation or afterwards, the embedding is the tapped input divided by its norm. ``item``
+    is the position of the logits if the model returns a tuple. ``same_input`` are further linear operations on the
+    embedding that the head accounts for. With ``one_token`` the head is applied to every token of a sequence, and the
+    model returns the logits of one of them, as decoders do with the last. If there are several tap points, ``widths``
+    are those of their inputs, which the embedding has side by side.
+    """
+
+    head: Head
+    points: tuple[TapPoint, ...]
+    kind: str
+    name: str
+    finish: Finish | None = None
+    normalised: Literal["", "inside", "afterwards"] = ""
+    item: int | None = None
+    same_input: tuple[TapPoint, ...] = ()
+    one_token: bool = False
+    widths: tuple[int, ...] = ()
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the model applies a sigmoid to each of several logits."""
+        return self.finish is torch.sigmoid and self.head.classes > 1
+
+    def embedding(self, entering: Sequence[Tensor], output: Tensor, shift: Tensor | None = None) -> Tensor:
+        """The embedding ``(n, m)`` from the inputs at the tap points, to which ``shift`` is added first."""
+        if self.one_token:
+            entering = [self._returned_token(entering[0], output)]
+        widths = self.widths or (self.head.width,)
+        parts = [as_rows(tensor, width) for tensor, width in zip(entering, widths, strict=True)]
+        rows = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(self.head.weight.dtype)
+        moved = rows if shift is None else rows + shift
+        if not self.normalised:
+            return moved
+        # a model that divides by the norm afterwards takes it from the embedding, not from the operation's input
+        norm = rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return F.normalize(moved) if self.normalised == "inside" else moved / norm
+
+    def _returned_token(self, tokens: Tensor, output: Tensor) -> Tensor:
+        """Of each row's tokens ``(n, t, m)`` the one whose logits the model returned."""
+        difference = (self.head(tokens) - output[:, None]).abs().amax(dim=2)
+        return tokens[torch.arange(len(tokens), device=tokens.device), difference.argmin(dim=1)]
+
+    def logits(self, embedding: Tensor, output: Tensor) -> Tensor:
+        """The logits: the model's own output, or what came before its softmax."""
+        logits = self.head(embedding)
+        predicted = (logits if self.finish is None else self.finish(logits)).detach()
+        self._check(predicted, output.detach())
+        return output.to(logits.dtype) if self.finish is None else logits
+
+    def _check(self, predicted: Tensor, output: Tensor) -> None:
+        """Raise if the head does not reproduce the logits, except in rows that are not finite.
+
+        Those are handled elsewhere: Features refuses them, Guard never calls them ID.
+        """
+        allowed, same_shape = TOLERANCE.get(output.dtype, STRICT), predicted.shape == output.shape
+        # strictly less, because infinite logits would make both sides infinite
+        if same_shape and (predicted - output).abs().amax() < allowed * output.abs().amax().clamp(min=1e-2):
+            return
+        finite = torch.isfinite(predicted).all(dim=1) & torch.isfinite(output).all(dim=1)
+        gap = relative_gap(predicted[finite], output[finite])
+        if gap > allowed:
+            raise HeadError(
+                f"the head {self.name} does not reproduce this batch's logits (relative error {gap:.2g}); the model "
+                "takes another path for it. Pass head= with the name of the right layer"
+            )
+
+
+def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
+    """Every way in which the recorded operations could produce the output, the simplest first."""
+    backwards = [call for call in reversed(calls) if call.input.numel() and call.output.numel()]
+    for call in backwards:
+        rows = output_rows(call)
+        if rows is not None and rows.shape == output.shape and torch.equal(rows.to(output.dtype), output):
+            yield _candidate(call, "linear")
+    fitting = [
+        call for call in backwards if call.weight.shape[0] == output.shape[1] and len(call.output) == len(output)
+    ]
+    for call in fitting:
+        if (rows := output_rows(call)) is not None:
+            for finish, kind in FINISHES.items():
+                if relative_gap(finish(rows.float()), output) <= STRICT:
+                    yield _candidate(call, kind, finish=finish)
+        else:
+            pooled = call.output.flatten(2).mean(dim=2) if call.operation in CONVOLUTIONS else call.output.mean(dim=1)
+            if relative_gap(pooled, output) <= STRICT:
+                pooling = call.operation in CONVOLUTIONS
+                yield _candidate(
+                    call, "pooled after a 1x1 convolution" if pooling else "linear, then a mean over tokens"
+                )
+            elif call.output.ndim == 3:
+                nearest = (call.output - output[:, None]).abs().amax(dim=2).amin(dim=1)
+                if float(nearest.max()) <= STRICT * max(1e-2, float(output.abs().max())):
+                    yield replace(_candidate(call, "linear, one token per input"), one_token=True)
+    yield from _low_rank(fitting, backwards, output)
+    yield from _combined([call for call in fitting if output_rows(call) is not None], output)
+    for call in fitting:
+        if (rows := output_rows(call)) is not None:
+            yield from _rescaled(call, rows.cpu().double(), output.cpu().double())
+    for call in fitting:
+        if output_rows(call) is not None and call.bias is None:
+            yield from _divided_by_norm(call, output.cpu().double())
+
+
+def _candidate(call: LinearCall, kind: str, head: Head | None = None, finish: Finish | None = None) -> LocatedHead:
+    head = head or Head(floating_copy(call.weight), None if call.bias is None else floating_copy(call.bias))
+    point, name = tap_point(call), call.module or call.operation
+    return LocatedHead(head, (point,), kind, name, finish, "inside" if call.operation == "cosine_similarity" else "")
+
+
+def _low_rank(fitting: Sequence[LinearCall], backwards: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
+    """A layer with a low-rank update beside it (LoRA): ``W x + b + s B A x`` is one head with weight ``W + s B A``."""
+    for up in fitting:
+        down = next(
+            (
+                call
+                for call in backwards
+                if call.output.shape == up.input.shape and relative_gap(call.output, up.input) == 0
+            ),
+            None,
+        )
+        if down is None:
+            continue
+        for base in fitting:
+            rows, update = output_rows(base), output_rows(up)
+            if base.weight.shape[1] != down.weight.shape[1] or rows is None or update is None:
+                continue
+            rest, update = (output - rows).double(), update.double()
+            scale = float((rest * update).sum() / (update * update).sum().clamp(min=1e-30))
+            if relative_gap(rows.double() + scale * update, output) > STRICT:
+                continue
+            weight = base.weight.double() + scale * (up.weight.double() @ down.weight.double())
+            inner = None if down.bias is None else up.weight.double() @ down.bias.double()
+            biases = [(base.bias, 1.0), (up.bias, scale), (inner, scale)]
+            bias = sum(
+                (factor * each.double() for each, factor in biases if each is not None), weight.new_zeros(len(weight))
+            )
+            head = Head(weight.float(), bias.float())
+            yield replace(_candidate(base, "linear with a low-rank update", head), same_input=(tap_point(down),))
+
+
+def _combined(fitting: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
+    """A weighted sum of several heads, such as the mean of an ensemble, is one head on their inputs side by side."""
+    for count in range(2, min(MOST_HEADS, len(fitting)) + 1):
+        calls = fitting[:count][::-1]
+        rows = torch.stack([call.output.reshape(-1).cpu().double() for call in calls], dim=1)
+        factors = torch.linalg.lstsq(rows, output.cpu().double().reshape(-1, 1)).solution[:, 0]
+        if bool((factors.abs() > 1e-4).all()) and relative_gap((rows @ factors).view_as(output), output) <= STRICT:
+            yield _summed(calls, factors.tolist())
+
+
+def _summed(calls: Sequence[LinearCall], factors: Sequence[float]) -> LocatedHead:
+    weights = [factor * call.weight.cpu().double() for call, factor in zip(calls, factors, strict=True)]
+    biases = [
+        factor * call.bias.cpu().double() for call, factor in zip(calls, factors, strict=True) if call.bias is not None
+    ]
+    points = tuple(map(tap_point, calls))
+    shared = all(relative_gap(call.input, calls[0].input) == 0 for call in calls)
+    weight = torch.stack(weights).sum(dim=0) if shared else torch.cat(weights, dim=1)
+    parts = {"weight": weight} | ({"bias": torch.stack(biases).sum(dim=0)} if biases else {})
+    return LocatedHead(
+        Head(**{name: part.detach().float().to(calls[0].weight.device) for name, part in parts.items()}),
+        points[:1] if shared else points,
+        f"a sum of {len(calls)} heads",
+        " and ".join(call.module or call.operation for call in calls),
+        same_input=points[1:] if shared else (),
+        widths=() if shared else tuple(part.shape[1] for part in weights),
+    )
+
+
+def _divided_by_norm(call: LinearCall, output: Tensor) -> Iterator[LocatedHead]:
+    """A cosine head that divides by the embedding's norm after the call, and perhaps scales each class."""
+    entering, weight = as_rows(call.input, call.weight.shape[1]).cpu().double(), call.weight.cpu().double()
+    if bool((entering == entering[0]).all()):
+        return  # one input, repeated: any scale per class would fit
+    cosines = F.normalize(entering) @ weight.T
+    scale = (cosines * output).sum(dim=0) / (cosines * cosines).sum(dim=0).clamp(min=1e-30)
+    if not is_curved(scale * cosines, output) and not bool((scale.abs() < 1e-6).any()):
+        head = Head((scale[:, None] * weight).float().to(call.weight.device))
+        yield replace(_candidate(call, FOLDED[1], head), normalised="afterwards")
+
+
+def _rescaled(call: LinearCall, rows: Tensor, output: Tensor) -> Iterator[LocatedHead]:
+    """A scale (one number, or one per class) and an offset after the call fold into the head."""
+    spread, wanted = rows - rows.mean(dim=0), output - output.mean(dim=0)
+    per_class = (wanted * spread).sum(dim=0), (spread * spread).sum(dim=0)
+    for kind, (numerator, denominator) in (
+        (FOLDED[0], (per_class[0].sum(), per_class[1].sum())),
+        (FOLDED[1], per_class),
+    ):
+        if bool((denominator <= 0).any()):
+            return
+        scale = (numerator / denominator).expand(rows.shape[1])
+        offset = (output - scale * rows).mean(dim=0)
+        if is_curved(scale * rows + offset, output) or bool((scale.abs() < 1e-6).any()):
+            continue
+        weight = call.weight.cpu().double() * scale[:, None]
+        bias = offset if call.bias is None else call.bias.cpu().double() * scale + offset
+        vanishes = call.bias is None and float(offset.abs().max()) <= 1e-6 * float(output.abs().max())
+        parts = {"weight": weight} if vanishes else {"weight": weight, "bias": bias}
+        head = Head(**{name: part.float().to(call.weight.device) for name, part in parts.items()})
+        yield _candidate(call, kind, head)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(dim=-1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.log_softmax(dim=-1)
+
+
+FINISHES: dict[Finish, str] = {
+    _softmax: "linear before a softmax",
+    _log_softmax: "linear before a softmax",
+    torch.sigmoid: "linear before a sigmoid",
+}
+
+
+def tap_point(call: LinearCall) -> TapPoint:
+    """Where the call's input can be tapped in later passes."""
+    return TapPoint(call.module if call.input_is_modules else None, call.ordinal)
+
+
+def output_rows(call: LinearCall) -> Tensor | None:
+    """The output as ``(n, C)``, if it is one vector per row."""
+    classes = call.weight.shape[0]
+    return call.output.reshape(-1, classes) if call.output[:1].numel() == classes else None
+
+
+def as_rows(entering: Tensor, width: int) -> Tensor:
+    """A linear operation's input as ``(n, width)``, averaged over space or tokens if it has such."""
+    if entering[0].numel() == width:
+        return entering.reshape(len(entering), width)
+    return entering.flatten(2).mean(dim=2) if entering.ndim >= 4 else entering.mean(dim=1)
+
+
+def floating_copy(tensor: Tensor) -> Tensor:
+    """A detached copy in float32, or float64 if it is that already."""
+    return tensor.detach().clone().float() if tensor.dtype != torch.float64 else tensor.detach().clone()
+
+
+def relative_gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference relative to the largest ``b``; infinite if shapes differ or a value is NaN."""
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    ours, theirs = a.cpu().double(), b.cpu().double()  # some devices have no float64
+    gap = float((ours - theirs).abs().max()) / max(1e-2, float(theirs.abs().max()))
+    return gap if gap == gap else float("inf")
+
+
+def is_curved(predicted: Tensor, output: Tensor) -> bool:
+    """Whether outputs deviate from a fitted straight line by more than rounding errors.
+
+    The deviation is relative to their spread over rows, because a sigmoid is nearly straight near its middle.
+    """
+    rounding = TOLERANCE.get(output.dtype, 2e-6)
+    wide, predicted = output.cpu().double(), predicted.cpu().double()
+    spread = float((wide - wide.mean(dim=0)).abs().max())
+    error = float((predicted - wide).abs().max())
+    return not error <= 1e-5 * spread + rounding * float(wide.abs().max())

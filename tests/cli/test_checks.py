@@ -1,0 +1,161 @@
+"""Arguments are checked before torch is imported."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from support.command_line import MODEL
+
+from oodles import persistence, store
+from oodles.bench.suites import SUITES
+from oodles.cli import checks
+from oodles.cli.bench import SUITE_NAMES, TABLE_NAMES
+from oodles.cli.checks import image_options, read_class_names
+from oodles.cli.train import RECIPE_NAMES
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.paper.tables import TABLES
+from oodles.training.recipes import RECIPES
+
+IMAGES = ["--model", MODEL, "--out", "o"]
+HELD_OUT = ["--held-out", "test", "--model", MODEL]
+BENCH = ["bench", "--model", MODEL, "--test", "test", "--ood", "grey=grey", "--train"]
+
+MISTYPED = [
+    (["extract", "nothere", *IMAGES], "nothere does not exist"),
+    (["extract", "train", *IMAGES, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (["extract", "train", *IMAGES, "--size", "0"], "--size 0 must be at least 1"),
+    (["extract", "train", *IMAGES, "--mean", "a,b,c"], "--mean 'a,b,c' must be three numbers"),
+    (["extract", "train", *IMAGES, "--std", "1,0,1"], "--std 1,0,1 must be positive"),
+    (["extract", "train", *IMAGES, "--limit", "0"], "a limit of 0 images"),
+    (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt cannot be read"),
+    (["fit", "nothere", "--out", "o"], "nothere does not exist"),
+    (["fit", "train", "--out", "o"], "train/manifest.json does not exist"),
+    (["fit", "train", "--out", "o", "--id-rate", "95"], "it is a fraction: 0.95, not 95"),
+    (["fit", "features", "--out", "one.pt"], "--out one.pt is a file"),
+    (["threshold", "nothere", "--features", "features"], "nothere does not exist; give a folder with a guard"),
+    (["threshold", "train", "--features", "features"], "train/guard.json does not exist"),
+    (["threshold", "guard", "--features", "train"], "train/manifest.json does not exist"),
+    (["threshold", "guard", "--features", "features", "--id-rate", "1"], "--id-rate 1.0 must lie strictly"),
+    (["score", "nothere"], "nothere does not exist"),
+    (["score", "guard", "nothere"], "nothere does not exist"),
+    (["score", "guard", "train", "--model", MODEL, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (["score", "guard", "train", "--std", "1,1"], "--std '1,1' must be three numbers"),
+    (["score", "guard"], "score needs an input besides the guard"),
+    (["score", "train", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
+    (["score", "train", "--workers", "0"], "--workers 0 must be at least 1"),
+    (["score", "train", "--csv", "--json"], "--csv and --json exclude each other"),
+    (["explain", "guard", "nothere"], "nothere does not exist"),
+    (["explain", "guard", "train", "--train", "nothere"], "nothere does not exist; give a folder with features"),
+    (["explain", "guard", "features"], "features holds features; explain needs the images themselves"),
+    (["select", "nothere", *HELD_OUT], "nothere does not exist"),
+    (["select", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
+    (["select", "train", *HELD_OUT, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (["select-p", "nothere", *HELD_OUT], "nothere does not exist"),
+    (["select-p", "train", *HELD_OUT, "--resize", "1"], "--resize 1 must be at least --size 224"),
+    ([*BENCH, "nothere"], "nothere does not exist"),
+    ([*BENCH, "train", "--ood", "more=nothere"], "nothere does not exist"),
+    ([*BENCH, "train", "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    ([*BENCH, "train", "--mean", "1,2"], "--mean '1,2' must be three numbers"),
+    (["bench", "cifar10", "--data", "nothere"], "--data nothere does not exist"),
+    (["bench", "cifar11"], "suite 'cifar11' must be one of cifar10, cifar100, imagenet"),
+    (["analyze", "nothere", "--out", "o"], "nothere does not exist"),
+    (["analyze", "train", "--out", "o"], "train has no train"),
+    (["train", "small", "--data", "nothere", "--out", "o"], "nothere does not exist"),
+    (["train", "small", "--data", "train", "--test", "nothere", "--out", "o"], "nothere does not exist"),
+    (["train", "small", "--data", "grey", "--out", "o"], "grey has no labels"),
+    (["train", "large", "--data", "train", "--out", "o"], "'large' must be one of densenet101, small"),
+    (["demo", "--out", "one.pt"], "--out one.pt is a file"),
+]
+
+PROGRAM = """
+    import contextlib, io, json, sys
+    from oodles.cli import main
+
+    results = []
+    for arguments in json.load(sys.stdin):
+        sys.argv = ["oodles", *arguments]
+        printed = io.StringIO()
+        code = 0
+        try:
+            with contextlib.redirect_stderr(printed):
+                main()
+        except SystemExit as ended:
+            code = ended.code
+        results.append([code, printed.getvalue(), "torch" in sys.modules])
+    json.dump(results, sys.stdout)
+"""
+
+
+def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
+    for name, record in (("guard", "guard.json"), ("features", "manifest.json")):
+        (workspace / name).mkdir(exist_ok=True)
+        (workspace / name / record).write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        input=json.dumps([arguments for arguments, _ in MISTYPED]),
+        cwd=workspace,
+        env={"PATH": "", "COLUMNS": "500"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    results = json.loads(done.stdout)
+    for (arguments, message), (code, printed, imported) in zip(MISTYPED, results, strict=True):
+        assert code == 2, arguments
+        assert printed.startswith("error "), (arguments, printed)
+        assert message in printed
+        assert printed.count("\n") == 1, printed
+        assert not imported, f"torch was imported by {arguments}"
+
+
+def test_names_that_are_repeated_here_because_their_modules_import_torch():
+    assert (checks.GUARD_RECORD, checks.DETECTOR_RECORD) == (persistence.GUARD_RECORD, persistence.RECORD)
+    assert checks.MANIFEST == store.MANIFEST
+    assert tuple(SUITES) == SUITE_NAMES
+    assert tuple(TABLES) == TABLE_NAMES
+    assert tuple(RECIPES) == RECIPE_NAMES
+
+
+def test_image_options_become_a_transform():
+    assert image_options(8, None, "0,0,0", "1,1,1").transform().resize == 8
+    transform = image_options(8, 10, "0.1, 0.2, 0.3", "1,1,2").transform()
+    assert (transform.size, transform.resize) == (8, 10)
+    assert (transform.mean, transform.std) == ((0.1, 0.2, 0.3), (1, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((None, 0, None, None), "--resize 0 must be at least 1"),
+        ((8, 7, None, None), "--resize 7 must be at least --size 8"),
+        ((8, None, "nan,0,0", None), "--mean 'nan,0,0' must be three finite numbers"),
+        ((8, None, None, "1,inf,1"), "--std '1,inf,1' must be three finite numbers"),
+        ((8, None, None, "1,-1,1"), "--std 1,-1,1 must be positive"),
+    ],
+)
+def test_image_options_that_make_no_sense(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        image_options(*options)
+
+
+def test_class_names_are_read_from_a_file(tmp_path):
+    file = tmp_path / "names.txt"
+    file.write_bytes("﻿cat\r\n  sea lion \r\nçay\r\n\r\n".encode())
+    assert read_class_names(file) == ["cat", "sea lion", "çay"]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"cat\n\ndog\n", DataError, "has no class name in line 2"),
+        (b"", DataError, "has no class name in line 1"),
+        (b"\xff\xfe\x00", FileError, "is not a text file in UTF-8"),
+    ],
+)
+def test_files_that_do_not_name_classes(tmp_path, content, error, message):
+    (tmp_path / "names.txt").write_bytes(content)
+    with pytest.raises(error, match=message):
+        read_class_names(tmp_path / "names.txt")

@@ -1,0 +1,159 @@
+"""Names of classes: where they come from, and labels of class folders as numbers of the model's classes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import networks
+from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
+from torch.utils.data import DataLoader, TensorDataset
+
+from oodles.data.loaders import ImageLoader
+from oodles.data.readers import open_images
+from oodles.data.transforms import Transform
+from oodles.errors import ArgumentError, DataError
+from oodles.features import Features
+from oodles.network.classes import class_names, folder_names, is_multilabel, label_map
+from oodles.network.extraction import extract
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def configured(names=None, **settings):
+    """A model with a configuration as Hugging Face models have one."""
+    model = seeded(networks.Net)
+    table = {} if names is None else {"id2label": dict(enumerate(names))}
+    model.config = SimpleNamespace(**table, **settings)
+    return model
+
+
+def folders(root, names, *, each=3):
+    """Class folders with images as a loader."""
+    generator = np.random.default_rng(0)
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return ImageLoader(open_images(str(root)), Transform(8, 8, (0.5,) * 3, (0.25,) * 3), batch_size=4)
+
+
+# Where names come from --------------------------------------------------------------------------
+
+
+def test_names_are_those_given_else_the_configurations_else_the_folders(tmp_path):
+    loader = folders(tmp_path / "images", NAMES)
+    given = tuple("vwxyz")
+    for model, argument, want in (
+        (configured(NAMES[::-1]), given, given),
+        (configured(NAMES[::-1]), None, NAMES[::-1]),
+        (seeded(networks.Net), None, NAMES),
+    ):
+        assert class_names(model, loader, argument) == want
+    assert extract(seeded(networks.Net), loader).class_names == NAMES
+    assert extract(configured(NAMES[::-1]), loader).class_names == NAMES[::-1]
+    assert extract(seeded(networks.Net), batched(10, 5), classes=given).class_names == given
+    assert extract(seeded(networks.Net), batched(10, 5)).class_names == ()
+
+
+def test_placeholders_and_incomplete_tables_are_no_names():
+    assert class_names(configured([f"LABEL_{place}" for place in range(5)])) == ()
+    assert class_names(configured(["LABEL_0", "dog"])) == ("LABEL_0", "dog")
+    model = configured()
+    model.config.id2label = {1: "ant", 2: "bee"}
+    assert class_names(model) == ()
+    model.config.id2label = None
+    assert class_names(model) == ()
+
+
+def test_a_torchvision_datasets_classes_are_names_of_folders():
+    dataset = TensorDataset(pictures(10), torch.arange(10) % CLASSES)
+    dataset.classes = list(NAMES)
+    loader = DataLoader(dataset, batch_size=5)
+    assert folder_names(loader) == NAMES
+    assert extract(seeded(networks.Net), loader).class_names == NAMES
+    dataset.classes = 5
+    assert folder_names(loader) == ()
+
+
+def test_names_must_differ_and_be_one_per_class():
+    with pytest.raises(ArgumentError, match="classes= has 3 names of which only 2 differ"):
+        extract(seeded(networks.Net), batched(10, 5), classes=["a", "b", "a"])
+    with pytest.raises(ArgumentError, match="classes= has 3 names, but the model has 5 classes"):
+        extract(seeded(networks.Net), batched(10, 5), classes=["a", "b", "c"])
+    with pytest.raises(ArgumentError, match="has 3 names, but the model has 5 classes"):
+        extract(configured(NAMES[:3]), batched(10, 5))
+
+
+def test_names_of_a_single_logit_are_those_of_its_two_classes():
+    model = seeded(lambda: networks.Headed(lambda m, h: m.fc(h), 1))
+    with pytest.warns(UserWarning, match="single logit"):
+        assert extract(model, [pictures(6)], classes=["no", "yes"]).class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_names_and_multilabel_are_kept_in_a_store(tmp_path, stored):
+    loader = [(pictures(10), torch.ones(10, CLASSES))]
+    store = tmp_path / "s" if stored else None
+    features = extract(seeded(networks.Net), loader, classes=NAMES, multilabel=True, store=store)
+    if not stored:
+        features.save(tmp_path / "s")
+    loaded = Features.load(tmp_path / "s")
+    assert (features.class_names, features.multilabel) == (NAMES, True)
+    assert (loaded.class_names, loaded.multilabel) == (NAMES, True)
+
+
+# Labels of class folders ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("order", [NAMES, NAMES[::-1], ("dog", "ant", "eel", "cat", "bee")])
+@pytest.mark.parametrize("present", [NAMES, ("dog", "bee"), ("eel", "ant", "cat")])
+def test_labels_are_numbers_of_the_models_classes_by_name(tmp_path, order, present, stored):
+    loader = folders(tmp_path / "images", present)
+    store = tmp_path / "s" if stored else None
+    for model, classes in ((configured(order), None), (seeded(networks.Net), order)):
+        features = extract(model, loader, classes=classes, store=store and store / str(classes))
+        # folders are read in the order of their names, each with three images
+        assert features.labels.tolist() == [order.index(name) for name in sorted(present) for _ in range(3)]
+        assert features.class_names == order
+
+
+def test_a_folder_that_is_no_class_of_the_model_is_refused(tmp_path):
+    loader = folders(tmp_path, ("bee", "wasp"))
+    with pytest.raises(DataError, match=r"the class folder wasp is not a class of Net \(ant, bee, cat, .*labels=False"):
+        extract(configured(NAMES), loader)
+    assert extract(configured(NAMES), loader, labels=False).labels is None
+
+
+def test_fewer_folders_than_classes_without_names_are_reported(tmp_path):
+    loader = folders(tmp_path, ("bee", "dog"))
+    with pytest.warns(
+        UserWarning, match=r"2 class folders were numbered 0 to 1, but the model has 5 classes, so labels"
+    ):
+        features = extract(seeded(networks.Net), loader)
+    assert features.class_names == ()
+    assert extract(seeded(networks.Net), loader, labels=False).class_names == ()
+
+
+def test_numbers_that_agree_already_need_no_map(tmp_path):
+    loader = folders(tmp_path, NAMES)
+    assert label_map(configured(NAMES), loader, None) is None
+    assert label_map(seeded(networks.Net), loader, None) is None
+    assert label_map(configured(NAMES), batched(10, 5), None) is None
+    assert label_map(configured(NAMES[::-1]), loader, None).tolist() == [4, 3, 2, 1, 0]
+
+
+# Several classes per input ----------------------------------------------------------------------
+
+
+def test_a_model_may_say_that_it_is_multi_label():
+    model = configured(problem_type="multi_label_classification")
+    assert is_multilabel(model)
+    assert not is_multilabel(configured(problem_type="single_label_classification"))
+    assert not is_multilabel(seeded(networks.Net))
+    assert extract(model, batched(10, 5, classes=CLASSES)).multilabel
+    assert not extract(model, batched(10, 5), multilabel=False).multilabel
+    assert extract(seeded(networks.Net), batched(10, 5), multilabel=True).multilabel

@@ -1,0 +1,327 @@
+"""Text, tables, sequences and keyword arguments: extraction, stores and guards are those of the model by hand."""
+
+import copy
+
+import pytest
+import torch
+from support.networks import CLASSES, one_thread, seeded  # noqa: F401
+from support.several_inputs import BATCH, ROWS, KeywordOnly, Sequences, Table, Text, batches_of, inputs_of, labels_of
+from support.snapshots import same
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from oodles.calibration import calibrate
+from oodles.detectors import ODIN, parse
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import Features
+from oodles.guard import Guard
+from oodles.network import extraction
+from oodles.network.extraction import extract
+from oodles.network.outputs import logits_of
+from oodles.network.taps import eval_mode
+from oodles.selection.outliers import noise_features, outlier_features
+from oodles.selection.tuning import tune
+
+KINDS = [Text, Table, KeywordOnly, Sequences]
+
+
+def by_hand(model, inputs):
+    with eval_mode(model):
+        return model.hidden(**inputs), logits_of(model(**inputs))
+
+
+@pytest.fixture
+def tiny_shards(monkeypatch):
+    """One shard per batch of the loader."""
+    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+
+
+# Features ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, BATCH, ROWS])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_embedding_logits_and_head_are_those_of_the_model(kind, size, batch_size):
+    model, inputs = seeded(kind), inputs_of(kind)
+    features = extract(model, batches_of(inputs, size), batch_size=batch_size)
+    hidden, logits = by_hand(model, inputs)
+    torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(features.logits, logits, rtol=1e-5, atol=1e-6)
+    assert torch.equal(features.labels, labels_of())
+    assert torch.equal(features.head.weight, model.head.weight)
+    assert torch.equal(features.head.bias, model.head.bias)
+
+
+def test_the_same_inputs_in_every_kind_of_batch_give_the_same_features():
+    model, batches = seeded(Table), batches_of(inputs_of(Table))
+    want = extract(model, batches)
+    triples = [(batch["numbers"], batch["categories"], batch["labels"]) for batch in batches]
+    loaders = [
+        (triples, True),
+        ([((numbers, categories), labels) for numbers, categories, labels in triples], True),
+        ([({"numbers": numbers, "categories": categories}, labels) for numbers, categories, labels in triples], True),
+        ([(labels, numbers, categories) for numbers, categories, labels in triples], 0),
+        (
+            [{"target" if name == "labels" else name: part for name, part in batch.items()} for batch in batches],
+            "target",
+        ),
+        ([{**batch, "idx": torch.arange(len(batch["labels"]))} for batch in batches], True),
+    ]
+    for loader, labels in loaders:
+        same(extract(model, loader, labels=labels), want)
+    assert extract(model, triples, labels=False).labels is None
+
+
+def test_a_wrapper_passes_every_input_on():
+    """A wrapper that names some inputs and passes the rest on must not lose any of them."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, input_ids=None, labels=None, **kwargs):
+            return self.inner(input_ids=input_ids, **kwargs)
+
+    model, inputs = seeded(Text), inputs_of(Text)
+    features = extract(Wrapper(model), batches_of(inputs))
+    torch.testing.assert_close(features.logits, by_hand(model, inputs)[1], rtol=1e-5, atol=1e-6)
+    unmasked = by_hand(model, {"input_ids": inputs["input_ids"]})[1]
+    assert not torch.allclose(features.logits, unmasked, atol=1e-2), "the test distinguishes them"
+
+
+def test_texts_beside_tensors_are_refused_and_never_given_to_the_wrong_rows():
+    class Captioned(KeywordOnly):
+        def forward(self, pixel_values, captions):
+            lengths = torch.tensor([float(len(caption)) for caption, _ in zip(captions, pixel_values, strict=False)])
+            return self.head(self.hidden(pixel_values=pixel_values) * lengths[:, None])
+
+    images = inputs_of(KeywordOnly, 40)["pixel_values"]
+    captions = ["a" * (1 + row % 7) for row in range(40)]
+    for batch in ((images, captions, labels_of(40)), {"pixel_values": images, "captions": captions}):
+        with pytest.raises(
+            DataError, match=r"the model's (input 1|captions) is a list; give a tensor with one row per"
+        ):
+            extract(seeded(Captioned), [batch])
+
+
+# Labels of several classes ----------------------------------------------------------------------
+
+
+SEVERAL = (torch.arange(ROWS)[:, None] % torch.arange(2, 2 + CLASSES) == 0).float()
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_labels_of_several_classes_need_multilabel(tmp_path, store):
+    model, inputs = seeded(Table), inputs_of(Table)
+    loader = [{**inputs, "labels": SEVERAL}]
+    with pytest.raises(DataError, match=r"labels \(18, 5\) of zeros and ones; pass multilabel=True .*argmax"):
+        extract(model, loader, store=tmp_path / "a" if store else None)
+    features = extract(model, loader, multilabel=True, store=tmp_path / "b" if store else None)
+    assert features.multilabel
+    assert features.labels is None
+    plain = extract(model, [{**inputs, "labels": labels_of()}], multilabel=False)
+    assert torch.equal(features.logits, plain.logits)
+    assert not plain.multilabel
+
+
+@pytest.mark.parametrize("multilabel", [True, False])
+def test_a_mask_is_never_taken_for_labels(multilabel):
+    """(ids, mask) are an input and labels by default, and a mask of zeros and ones looks like labels."""
+    inputs = inputs_of(Text)
+    batch = inputs["input_ids"], inputs["attention_mask"]
+    message = r"gave zeros and ones \(18, 6\) as labels, but the model has 5 classes; pass labels= with the key or posi"
+    with pytest.raises(DataError, match=message):
+        extract(seeded(Text), [batch], multilabel=multilabel)
+    features = extract(seeded(Text), [(batch, labels_of())])
+    torch.testing.assert_close(features.logits, by_hand(seeded(Text), inputs)[1], rtol=1e-5, atol=1e-6)
+
+
+# Stores -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny_shards")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_extraction_continues_exactly(tmp_path, kind):
+    model, batches = seeded(kind), batches_of(inputs_of(kind))
+
+    def interrupted():
+        yield from batches[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, interrupted(), store=tmp_path / "s")
+    rows = []
+    model.head.register_forward_hook(lambda module, arguments, output: rows.append(len(output)))
+    resumed = extract(model, batches, store=tmp_path / "s")
+    assert rows[-1] == BATCH
+    assert len(list((tmp_path / "s").glob("shard-*"))) == 3
+    rows.clear()
+    same(extract(model, batches, store=tmp_path / "s"), resumed)
+    assert rows == [], "a complete store is only read"
+    same(resumed, extract(model, batches))
+
+
+def changed(value):
+    """The same with one value changed."""
+    if isinstance(value, PackedSequence):
+        return value._replace(data=changed(value.data))
+    other = value.clone()
+    other.view(-1)[-1] = 1 - other.view(-1)[-1]
+    return other
+
+
+@pytest.mark.usefixtures("tiny_shards")
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in inputs_of(kind)])
+def test_a_change_in_any_input_is_noticed(tmp_path, kind, name):
+    batches = batches_of(inputs_of(kind))
+    extract(seeded(kind), batches, store=tmp_path / "s")
+    other = copy.deepcopy(batches)
+    other[1][name] = changed(other[1][name])
+    with pytest.raises(FileError, match=r"was extracted from other inputs, .* they differ at shard-00001"):
+        extract(seeded(kind), other, store=tmp_path / "s")
+    same(extract(seeded(kind), batches, store=tmp_path / "s"), Features.load(tmp_path / "s"))
+
+
+def test_inputs_under_other_names_are_other_inputs(tmp_path):
+    batches = batches_of(inputs_of(Text))
+    extract(seeded(Text), batches, store=tmp_path / "s")
+    unmasked = [{name: part for name, part in batch.items() if name != "attention_mask"} for batch in batches]
+    with pytest.raises(FileError, match="other inputs"):
+        extract(seeded(Text), unmasked, store=tmp_path / "s")
+
+
+def test_names_and_multilabel_of_another_extraction_are_refused(tmp_path):
+    model, batches = seeded(Text), batches_of(inputs_of(Text))
+    extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=False)
+    with pytest.raises(FileError, match="another classes"):
+        extract(model, batches, store=tmp_path / "s", classes=list("vwxyz"), multilabel=False)
+    with pytest.raises(FileError, match="another multilabel"):
+        extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=True)
+    again = extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=False)
+    assert (again.class_names, again.multilabel) == (tuple("abcde"), False)
+
+
+# Guards -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["dice(0.5)", "knn(k=2)", "energy"])
+def test_a_guard_takes_what_the_model_takes(kind, spec):
+    model, inputs = seeded(kind), inputs_of(kind, 60)
+    guard = Guard.fit(model, batches_of(inputs, 20), calibration=batches_of(inputs, 15), detector=spec)
+    new = inputs_of(kind, 9, seed=50)
+    verdict = guard(**new)
+    assert torch.equal(verdict.logits, by_hand(model, new)[1]), "bit for bit"
+    assert torch.equal(verdict.label, verdict.logits.argmax(dim=1))
+    features = extract(model, batches_of(new, 9))
+    torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-5, atol=1e-5)
+    assert torch.equal(guard(**new, labels=labels_of(9)).score, verdict.score), "labels are ignored"
+    if kind is not KeywordOnly:
+        assert torch.equal(guard(*new.values()).score, verdict.score)
+    assert len(guard.explain(**new)) == 9
+
+
+def test_a_guard_refuses_inputs_that_do_not_belong_together():
+    model, inputs = seeded(Text), inputs_of(Text, 60)
+    guard = Guard.fit(model, batches_of(inputs, 20), calibration=batches_of(inputs, 15), detector="energy")
+    with pytest.raises(DataError, match=r"differ in rows \(input_ids 60, attention_mask 3\)"):
+        guard(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"][:3])
+    with pytest.raises(DataError, match="was given nothing"):
+        guard()
+    with pytest.raises(DataError, match="unexpected keyword argument 'ids'"):
+        Guard(model, guard.detector, guard.threshold)(ids=inputs["input_ids"])
+
+
+FORMS = {
+    "plain": lambda head, h: head(h),
+    "scaled": lambda head, h: head(h) / 1.5,
+    "a product and an offset": lambda head, h: h @ head.weight.T + head.bias,
+    "cosine": lambda head, h: (
+        10 * nn.functional.linear(nn.functional.normalize(h), nn.functional.normalize(head.weight))
+    ),
+    "cosine, divided": lambda head, h: h @ head.weight.T / h.norm(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("kind", [Text, Table, Sequences])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_guard_may_be_given_one_input_at_a_time_from_the_start(kind, form):
+    """The last layer is found on the first batch, and a single input, repeated, shows neither a scale nor an offset."""
+
+    class Other(kind):
+        def forward(self, **inputs):
+            return FORMS[form](self.head, self.hidden(**inputs))
+
+    model, inputs = seeded(Other).eval(), inputs_of(kind, 60)
+    guard = Guard.fit(model, [inputs], calibration=[inputs], detector="dice(0.5)")
+    want = guard(**inputs).score
+    fresh = Guard(model, guard.detector, guard.threshold)
+    for row, batch in enumerate(batches_of(inputs, 1)[:5]):
+        one = fresh(**{name: part for name, part in batch.items() if name != "labels"})
+        torch.testing.assert_close(one.score, want[row : row + 1], rtol=1e-4, atol=1e-4)
+
+
+# Input steps and synthetic outliers -------------------------------------------------------------
+
+
+TOKENS = (
+    r"the model takes no floating-point input: input_ids \(int64 \(.*, attention_mask \(int64 \(.*; use a detector wi"
+)
+
+
+def test_input_steps_refuse_token_ids_by_name():
+    model, batches = seeded(Text), batches_of(inputs_of(Text))
+    with pytest.raises(ArgumentError, match=f"tuning odin moves one floating-point input, and {TOKENS}"):
+        tune([ODIN()], model, batches)
+    with pytest.raises(ArgumentError, match=f"the input step odin.* moves one floating-point input, and {TOKENS}"):
+        extract(model, batches, steps=ODIN(epsilon=0.1).steps())
+    with pytest.raises(ArgumentError, match=TOKENS):
+        Guard.fit(model, batches, calibration=batches, detector="odin")
+
+
+def test_an_input_step_moves_the_floating_point_input_only():
+    model, inputs = seeded(Table).double(), inputs_of(Table)
+    inputs["numbers"] = inputs["numbers"].double()
+    detector = ODIN(temperature=2.0, epsilon=0.05)
+    features = extract(model, batches_of(inputs), steps=detector.steps())
+    numbers = inputs["numbers"].clone().requires_grad_()
+    model.eval()
+    logits = model(numbers, inputs["categories"])
+    loss = nn.functional.cross_entropy(logits / 2, logits.argmax(dim=1), reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, numbers)
+    with torch.no_grad():
+        moved = model(inputs["numbers"] - 0.05 * gradient.sign(), inputs["categories"])
+    want = (moved / 2).log_softmax(dim=1).amax(dim=1)
+    torch.testing.assert_close(detector.score(features).double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_input_step_is_refused_if_it_could_move_several_inputs():
+    class Numbers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, CLASSES)
+
+        def forward(self, a, b):
+            return self.head(a + b)
+
+    message = r"takes several floating-point inputs: images \(float32 \(6, 4\)\), input 1 \(float32 \(6, 4\)\)"
+    with pytest.raises(ArgumentError, match=message):
+        extract(seeded(Numbers), [(torch.rand(6, 4), torch.rand(6, 4))], steps=ODIN(epsilon=0.1).steps())
+
+
+@pytest.mark.parametrize("make", [outlier_features, noise_features])
+@pytest.mark.parametrize("kind", [Text, Table, Sequences])
+def test_synthetic_outliers_are_made_of_images_only(make, kind):
+    with pytest.raises(DataError, match=r"made from images, the loader gave .*; make them from embeddings instead"):
+        make(seeded(kind), batches_of(inputs_of(kind)))
+
+
+def test_synthetic_outliers_of_images_that_are_given_by_name():
+    model, batches = seeded(KeywordOnly), batches_of(inputs_of(KeywordOnly))
+    found = outlier_features(model, batches, count=10)
+    assert all(len(part) == 10 for part in found.values())
+    detector = parse("energy")
+    threshold = calibrate(detector.score(extract(model, batches)), 0.9)
+    assert Guard(model, detector, threshold)(pixel_values=batches[0]["pixel_values"]).is_id.any()

@@ -1,0 +1,29 @@
+"""Disks that refuse to write: files may only grow to a limit, or belong to somebody else."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """While it lasts, the operating system refuses to let a file of this process grow past ``size`` bytes."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """While it lasts, this process may not write what belongs to the user who runs the tests, not even as root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)

@@ -1,0 +1,88 @@
+"""The README's lines for one's own model, run as they are on a vision, a text and a tabular classifier."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
+from torch import nn
+from torch.nn import functional as F
+
+README = Path(__file__).parent.parent / "README.md"
+ROWS, CLASSES = 400, 3
+
+
+class Tabular(nn.Module):
+    """Numbers and one category per row."""
+
+    def __init__(self):
+        super().__init__()
+        self.category = nn.Embedding(5, 4)
+        self.body = nn.Linear(10, 24)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, numbers, category):
+        return self.head(F.relu(self.body(torch.cat([numbers, self.category(category)], dim=1))))
+
+
+def text_model():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=CLASSES, **sizes))
+
+
+def vision_model():
+    body = [nn.Conv2d(3, 24, 3, stride=2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(24, CLASSES))
+
+
+def labels(rows):
+    return torch.randint(0, CLASSES, (rows,))
+
+
+def text_batch(rows):
+    mask = torch.ones(rows, 8, dtype=torch.long)
+    mask[: rows // 2, 5:] = 0
+    return {"input_ids": torch.randint(1, 50, (rows, 8)), "attention_mask": mask, "labels": labels(rows)}
+
+
+def image_batch(rows):
+    return torch.randn(rows, 3, 16, 16) + 3 * torch.randn(rows, 3, 1, 1), labels(rows)
+
+
+def table_batch(rows):
+    return torch.randn(rows, 6), torch.randint(0, 5, (rows,)), labels(rows)
+
+
+def snippet():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return next(block for block in blocks if "ood.extract(" in block)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [(vision_model, image_batch), (text_model, text_batch), (Tabular, table_batch)],
+    ids=["vision", "text", "tabular"],
+)
+def test_the_lines_work_unchanged(model, batch, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "model": model(),
+        "train_loader": [batch(50) for _ in range(ROWS // 50)],
+        "held_out_loader": [batch(50) for _ in range(4)],
+        "batch": batch(7),
+    }
+    exec(snippet(), given)  # noqa: S102
+    verdict = given["verdict"]
+    assert verdict.logits.shape == (7, CLASSES)
+    assert verdict.is_id.dtype == torch.bool
+    assert torch.isfinite(verdict.score).all()
+    assert (tmp_path / "guard" / "guard.json").is_file()
+
+
+def test_the_snippet_is_short():
+    lines = [line for line in snippet().splitlines() if line.strip()]
+    assert len(lines) <= 11, "ten lines and an import"
