@@ -348,6 +348,23 @@ def test_class_names_are_given_or_configured_and_kept_from_fit_to_load(tmp_path)
         Guard.fit(model, TRAIN, detector="energy", classes=["a", "b"])
 
 
+def test_class_names_of_another_number_than_the_models_classes_are_refused():
+    guard, _ = guarded()
+    with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
+        Guard(guard.model, guard.detector, guard.threshold, classes=["a", "b"])(pictures(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*returns probabilities")
+@pytest.mark.parametrize("multilabel", [None, False])
+def test_what_a_guard_was_told_about_multilabel_is_kept(tmp_path, multilabel):
+    model = networks.spread(seeded(networks.Sigmoid))
+    Guard(model, MSP(), Threshold(value=0.0, id_rate=0.9, calibration_size=9), multilabel=multilabel).save(tmp_path)
+    loaded = Guard.load(tmp_path, model)
+    assert loaded.multilabel is multilabel
+    if multilabel is False:
+        assert len(loaded(pictures(3)).score) == 3
+
+
 def test_class_names_of_folders_are_kept(tmp_path):
     dataset = TensorDataset(*map(torch.cat, zip(*TRAIN, strict=True)))
     dataset.classes = list(NAMES)

@@ -359,7 +359,8 @@ class Features:
                 raise ShapeError(f"{part} and {first} do not have the same columns ({differing})")
             heads = part.head, first.head
             alike = heads[0] is heads[1] or (heads[0] and heads[1] and heads[0].same_as(heads[1]))
-            if not alike or part.width != first.width or part.classes != first.classes:
+            shapes = [(each.width, each.classes, each.multilabel) for each in (part, first)]
+            if not alike or shapes[0] != shapes[1]:
                 raise ShapeError(f"{part} and {first} come from different heads and cannot be concatenated")
             if part.device != first.device:
                 raise ArgumentError(f"{part} is on {part.device}, {first} on {first.device}; move one of them with .to")

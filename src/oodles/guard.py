@@ -107,7 +107,7 @@ class Guard(nn.Module):
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
-        if head is None and (chosen is None or not _needs_head(chosen)) and not _has_head(model, train, device):
+        if head is None and (chosen is None or not _needs_head(chosen)) and not _has_head(model, train, labels, device):
             head = False
         layers = () if chosen is None else layers_of([chosen])
         options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
@@ -120,7 +120,7 @@ class Guard(nn.Module):
             chosen.fit(learned)
         else:
             chosen.fit(features)
-            tune([chosen], model, calibration, head=head, device=device)
+            tune([chosen], model, calibration, head=head, device=device, labels=labels)
             held_out = extract(model, calibration, **options, **about, steps=steps_of([chosen]))
         return cls(
             model,
@@ -171,7 +171,11 @@ class Guard(nn.Module):
             batch = Inputs(inputs, {name: value for name, value in named.items() if name not in LABEL_KEYS})
         if self.model.training:
             self.model.eval()
-        return run_with_steps(self._forward_pass(batch), batch, steps_of([self.detector]))
+        seen = run_with_steps(self._forward_pass(batch), batch, steps_of([self.detector]))
+        classes = seen.columns["logits"].shape[1]
+        if len(self.class_names) not in (0, classes):
+            raise ArgumentError(f"classes= has {len(self.class_names)} names, but the model has {classes} classes")
+        return seen
 
     def _check_images(self, images: Tensor) -> None:
         if images.ndim == 0 or len(images) == 0:
@@ -221,8 +225,8 @@ class Guard(nn.Module):
 
         A fingerprint of the model's weights is kept, so the guard can only be loaded with that model.
         """
-        model = model_fingerprint(self.model)
-        save_guard(Path(path), self.detector, self.threshold, model, self.head, self.preprocessing, self.class_names)
+        model, about = model_fingerprint(self.model), (self.preprocessing, self.class_names, self.multilabel)
+        save_guard(Path(path), self.detector, self.threshold, model, self.head, *about)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> "Guard":
@@ -230,19 +234,24 @@ class Guard(nn.Module):
         detector, threshold, record = load_guard(Path(path))
         if record["model"] not in (None, model_fingerprint(model)):
             raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
-        names = record["class_names"] or None
         return cls(
-            model, detector, threshold, head=record["head"], preprocessing=record["preprocessing"], classes=names
+            model,
+            detector,
+            threshold,
+            head=record["head"],
+            preprocessing=record["preprocessing"],
+            classes=record["class_names"] or None,
+            multilabel=record["multilabel"],
         )
 
 
-def _has_head(model: nn.Module, train: Iterable[Any], device: torch.device | str | None) -> bool:
+def _has_head(model: nn.Module, train: Iterable[Any], labels: LabelsAt, device: torch.device | str | None) -> bool:
     """Whether the model has a linear head, tried on the first batch; if that cannot be read twice, it is assumed."""
     if iter(train) is train:
         return True
     network = unwrap(model)
     with eval_mode(model, device) as target:
-        inputs, _ = first_batches(BatchReader(network, labels=False), train, 8)[0]
+        inputs, _ = first_batches(BatchReader(network, labels), train, 8)[0]
         try:
             ForwardPass(network).find_head(inputs.to(target))
         except HeadError as error:

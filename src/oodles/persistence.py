@@ -81,11 +81,13 @@ def save_guard(
     head: str | bool | None = None,
     preprocessing: Record | None = None,
     class_names: Sequence[str] = (),
+    multilabel: bool | None = None,
 ) -> None:
     """Write a guard without its model.
 
     ``model`` is the fingerprint of the model that the features came from, ``preprocessing`` how its images were resized
-    and normalised; None if unknown. ``class_names`` are those of the model's classes, in order; () if unknown. The
+    and normalised; None if unknown. ``class_names`` are those of the model's classes, in order; () if unknown.
+    ``multilabel`` is what the guard was told; None if nothing. The
     record names the detector's tensors, so that a threshold is never read back with another detector than the one it
     was set for.
     """
@@ -97,6 +99,7 @@ def save_guard(
         "head": head,
         "preprocessing": preprocessing,
         "class_names": list(class_names),
+        "multilabel": multilabel,
         "threshold": asdict(threshold),
         "detector": _detector_digest(folder),
     }
@@ -109,6 +112,7 @@ def load_guard(folder: Path) -> tuple[Detector, Threshold, Record]:
     if record["detector"] != _detector_digest(folder):
         raise FileError(f"{folder} holds another detector than its threshold was set for; fit and save the guard again")
     record.setdefault("class_names", [])
+    record.setdefault("multilabel", None)
     return load_detector(folder), Threshold(**record["threshold"]), record
 
 

@@ -315,7 +315,7 @@ def test_a_guard_does_not_change_the_model(kind):
     guard.model.body.conv1.weight.grad = torch.ones_like(guard.model.body.conv1.weight)
     before = portrait(guard.model)
     guard(pictures(4))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DataError, match="does not accept"):
         guard(torch.zeros(2, 7, 8, 8))
     assert portrait(guard.model) == before
     assert bool((guard.model.body.conv1.weight.grad == 1).all())

@@ -439,7 +439,7 @@ def rows_of(count, seed):
     return torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(**drawn, form=st.sampled_from(list(AFFINE)))
 def test_the_head_of_a_random_network_is_found(seed, width, classes, bias, activation, rows, form):
     model = Random(seed, width, classes, bias, ACTIVATIONS[activation], AFFINE[form]).eval()
@@ -460,7 +460,7 @@ def test_the_head_of_a_random_network_is_found(seed, width, classes, bias, activ
     assert features.multilabel is (form == "sigmoid")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(**drawn, form=st.sampled_from(list(CURVED)))
 def test_a_random_network_without_a_linear_head_is_never_given_one(seed, width, classes, bias, activation, rows, form):
     model = Random(seed, width, classes, bias, ACTIVATIONS[activation], CURVED[form]).eval()
@@ -469,7 +469,7 @@ def test_a_random_network_without_a_linear_head_is_never_given_one(seed, width, 
     assert extract(model, [rows_of(rows, seed)], head=False).head is None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(**drawn, form=st.sampled_from(list(PIECEWISE)))
 def test_a_head_that_is_linear_only_for_some_inputs_is_refused_when_others_come(
     seed, width, classes, bias, activation, rows, form

@@ -1,6 +1,7 @@
 """Text, tables, sequences and keyword arguments: extraction, stores and guards are those of the model by hand."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -11,14 +12,16 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from oodles.calibration import calibrate
-from oodles.detectors import ODIN, parse
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.data.inputs import Inputs
+from oodles.detectors import ODIN, Mahalanobis, parse
+from oodles.errors import ArgumentError, DataError, FileError, FitWarning
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network import extraction
 from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode
+from oodles.network.perturbation import fgsm
 from oodles.selection.outliers import noise_features, outlier_features
 from oodles.selection.tuning import tune
 
@@ -261,6 +264,42 @@ def test_a_guard_may_be_given_one_input_at_a_time_from_the_start(kind, form):
     for row, batch in enumerate(batches_of(inputs, 1)[:5]):
         one = fresh(**{name: part for name, part in batch.items() if name != "labels"})
         torch.testing.assert_close(one.score, want[row : row + 1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "labels"),
+    [
+        (lambda ids, mask, y: (ids, mask, y), 2),
+        (lambda ids, mask, y: (y, ids, mask), 0),
+        (lambda ids, mask, y: {"input_ids": ids, "attention_mask": mask, "target": y}, "target"),
+    ],
+)
+@pytest.mark.parametrize("detector", ["energy", "mahalanobis"])
+def test_fit_takes_labels_from_where_they_are(batch, labels, detector):
+    model, inputs = seeded(Text), inputs_of(Text, 60)
+    loader = [batch(*inputs.values(), labels_of(60))]
+    guard = Guard.fit(model, loader, calibration=loader, detector=detector, labels=labels)
+    want = Guard.fit(model, batches_of(inputs, 60), calibration=batches_of(inputs, 60), detector=detector)
+    assert torch.equal(guard(**inputs).score, want(**inputs).score)
+
+
+def test_adversarial_copies_are_made_with_every_input_of_the_model():
+    model, inputs = seeded(Table).eval(), inputs_of(Table, 40)
+    labels = labels_of(40)
+    call = Inputs((), inputs)
+    moved = fgsm(model, inputs["numbers"], labels, inputs=call)
+    numbers = inputs["numbers"].clone().requires_grad_()
+    loss = nn.functional.cross_entropy(model(numbers, inputs["categories"]), labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, numbers)
+    low, high = inputs["numbers"].amin(dim=0), inputs["numbers"].amax(dim=0)
+    want = torch.maximum(torch.minimum(inputs["numbers"] + 0.05 * gradient.sign(), high), low)
+    torch.testing.assert_close(moved, want)
+    detector = Mahalanobis(layers=["mixed"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        detector.fit(extract(model, [{**inputs, "labels": labels}], layers=["mixed"]))
+    tune([detector], model, [{**inputs, "labels": labels}])
+    assert detector.tuned
 
 
 # Input steps and synthetic outliers -------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from oodles.columns import LAYER, Columns
 from oodles.data.inputs import Inputs
-from oodles.errors import ArgumentError, HeadError
+from oodles.errors import ArgumentError, HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
 from oodles.network.classes import is_multilabel
@@ -67,6 +67,8 @@ class ForwardPass:
                 with torch.inference_mode(False), torch.no_grad():
                     try:
                         self.located = locate_head(self.network, inputs, self.head)
+                    except OodlesError:
+                        raise
                     except Exception as error:
                         raise rejected(self.network, inputs, error) from error
             self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
@@ -88,6 +90,8 @@ class ForwardPass:
         tap = self.find_head(inputs)
         try:
             raw, entering, pooled = tap(inputs)
+        except OodlesError:
+            raise
         except Exception as error:  # whatever the network's own code raises
             raise rejected(self.network, inputs, error) from error
         output = logits_of(raw, None if self.located is None else self.located.item)

@@ -39,18 +39,20 @@ def perturb(
     head: HeadName = None,
     layers: Sequence[str] = (),
     batch_size: int | None = None,
+    inputs: Inputs | None = None,
 ) -> Tensor:
     """``images`` moved by ``-epsilon * sign(gradient of objective)``, in eval mode, batch by batch.
 
     ``objective`` receives ``embedding``, ``logits`` and ``layer.<name>`` for each of ``layers``, and returns one
-    number per image. With ``std`` the step is divided by it per channel. The model's parameters, their
-    ``.grad``, its training flags and hooks are left as they were.
+    number per image. With ``std`` the step is divided by it per channel. ``inputs`` is the whole call of the
+    model, if it takes more than the images. The model's parameters, their ``.grad``, its training flags and hooks are
+    left as they were.
     """
     step = Step("", objective, epsilon, std=tuple(std))
     with eval_mode(model) as device:
         forward = ForwardPass(unwrap(model), head, layers)
         moved = []
-        for part in forward.pieces(Inputs((images.to(device),)), batch_size):
+        for part in forward.pieces((inputs or Inputs((images,))).to(device), batch_size):
             piece = movable(part, "an input step")
             moved.append(step.move(piece, _gradients(forward, part, piece, [objective])[1][objective]))
     return torch.empty_like(images).copy_(torch.cat(moved))  # in the memory layout and on the device of the images
@@ -63,6 +65,7 @@ def fgsm(
     *,
     size: float = 0.05,
     bounds: tuple[Tensor, Tensor] | None = None,
+    inputs: Inputs | None = None,
 ) -> Tensor:
     """Adversarial images: a step of ``size`` along the sign of the loss gradient (Goodfellow et al., ICLR 2015).
 
@@ -70,8 +73,9 @@ def fgsm(
     """
     low, high = channel_bounds(images) if bounds is None else bounds
     adversarial = []
-    for part, classes in zip(torch.split(images, CPU_ROWS), torch.split(labels, CPU_ROWS), strict=True):
-        moved = perturb(model, part, _loss(classes), -size, head=False)
+    calls = (inputs or Inputs((images,))).split(CPU_ROWS)
+    for call, classes in zip(calls, torch.split(labels, CPU_ROWS), strict=True):
+        moved = perturb(model, movable(call, "an adversarial copy"), _loss(classes), -size, head=False, inputs=call)
         adversarial.append(torch.maximum(torch.minimum(moved, high), low))
     return torch.cat(adversarial)
 
@@ -92,8 +96,11 @@ def _loss(labels: Tensor) -> Objective:
 def movable(inputs: Inputs, what: str) -> Tensor:
     """The one input that a gradient step can move; integers, such as token ids, and several inputs are refused."""
     floating = list(inputs.floating().values())
-    if len(floating) != 1:
-        count = "several floating-point inputs" if floating else "no floating-point input"
+    first = next(iter(inputs.batched().values()))
+    # a floating-point mask beside token ids is not what a step should move
+    if len(floating) != 1 or floating[0] is not first:
+        several = "several floating-point inputs" if len(floating) > 1 else "an integer input first"
+        count = several if floating else "no floating-point input"
         raise ArgumentError(
             f"{what} moves one floating-point input, and the model takes {count}: {describe_inputs(inputs.named())}; "
             "use a detector without input steps"

@@ -32,6 +32,8 @@ def first_pass(network: nn.Module, inputs: Inputs) -> tuple[Inputs, Inputs, dict
         try:
             probe, check = probes(inputs)
             output, recorder = record(network, probe)
+        except OodlesError:
+            raise
         except Exception as error:  # whatever the network's own code raises
             if probes is _real_probes:
                 raise rejected(network, inputs, error) from error
@@ -54,8 +56,6 @@ def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     """What to tell the user about an error that the network raised for a batch."""
     name = type(network).__name__
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if isinstance(error, OodlesError):
-        return error
     if isinstance(error, NotImplementedError) and "forward" in reason:
         return HeadError(f"{name} has no forward method, so it cannot be called on a batch; give the whole classifier")
     hint = "are these the inputs it was trained on?"

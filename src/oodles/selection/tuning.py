@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oodles.data.batches import BatchReader, first_batches
+from oodles.data.batches import BatchReader, LabelsAt, first_batches
 from oodles.data.inputs import Inputs
 from oodles.detectors.base import Detector
 from oodles.detectors.network_detector import NetworkDetector, layers_of
@@ -27,6 +27,7 @@ def tune(
     *,
     head: HeadName = None,
     device: torch.device | str | None = None,
+    labels: LabelsAt = True,
     max_images: int = MAX_IMAGES,
 ) -> None:
     """Choose what is still open in ``detectors``: input steps, and how layers are combined. Fit them first.
@@ -41,7 +42,7 @@ def tune(
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before tuning it")
     against = any(detector.learns_against for detector in untuned)
-    batches = first_batches(BatchReader(unwrap(model), against), loader, max_images)
+    batches = first_batches(BatchReader(unwrap(model), labels), loader, max_images)
     steps = distinct_steps(step for detector in untuned for step in detector.trials())
     if steps or against:
         movable(batches[0][0], f"tuning {untuned[0].spec}")
@@ -70,5 +71,5 @@ def _adversarial(model: nn.Module, batches: Sequence[tuple[Inputs, Tensor | None
                 f"{int(bad.sum())} of {len(labels)} labels are not classes of this model, 0 to {classes - 1}; tune on "
                 "images of the classes it was trained on"
             )
-        copies.append(inputs.replace(part, fgsm(model, part, labels, bounds=bounds)))
+        copies.append(inputs.replace(part, fgsm(model, part, labels, bounds=bounds, inputs=inputs)))
     return copies
