@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check lint format bench clean
-.PHONY: pack ship-small-network architectures default-study detectors reproduction small-network
+.PHONY: pack ship-small-network architectures default-study detectors openood reproduction small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -57,6 +57,10 @@ architectures: $(VENV)/.developed
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed
 	$(BIN)/python tools/write_detectors.py
+
+# Measure every detector by OpenOOD's protocol on the two CIFAR networks: docs/openood.md.
+openood: $(VENV)/.developed
+	$(BIN)/python tools/write_openood.py $(DATA)
 
 # Measure every table and figure of the paper: docs/reproduction.md.
 reproduction: $(VENV)/.developed

@@ -2,14 +2,18 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
+import torch
 from support.command_line import MODEL, SIZE, bench_arguments, complete_stores, paint
+from support.images import write_cifar_batch
 
 import oodles
 from oodles.bench.experiment import load_experiment
 from oodles.bench.run import benchmark
-from oodles.bench.suites import SUITES
-from oodles.detectors import parse
+from oodles.bench.suites import OPENOOD, SUITES
+from oodles.cli.bench import OPENOOD_NAMES
+from oodles.detectors import detector_list, parse
 from oodles.features import Features
 from oodles.paper.sweep import SWEEP_GRID
 from oodles.paper.tables import TABLES
@@ -121,12 +125,76 @@ def test_a_suite_on_small_files_with_the_papers_numbers(oodles_run, tmp_path):
 def test_suites_are_listed(oodles_run):
     code, out, _ = oodles_run("bench", "--list", "--data", "data")
     assert code == 0
-    for name, suite in SUITES.items():
+    for name, suite in (SUITES | OPENOOD).items():
         assert re.search(rf"^{name}: .*{suite.classes} classes, DICE at p={suite.p}", out, re.MULTILINE)
     assert re.search(r"textures +data/dtd/images", out)
     assert re.search(r"svhn +not found", out)
+    assert re.search(r"^  near OOD: ssb_hard, ninco$", out, re.MULTILINE)
     for table in TABLES:
         assert re.search(rf"^  {table} ", out, re.MULTILINE)
+
+
+# OpenOOD ----------------------------------------------------------------------------------------
+
+OPENOOD_RUN = ["bench", "openood-cifar10", "--data", "data", "--model", f"{MODEL}(10)"]
+
+
+def test_a_suite_of_openood_with_two_checkpoints(oodles_run, tmp_path, workspace):
+    weights = torch.load(workspace / "ten.pt")
+    weights["state_dict"]["4.weight"] *= 2
+    torch.save(weights, tmp_path / "eleven.pt")
+    write_cifar_batch(workspace / "data" / "cifar-100-python" / "test", 20, seed=11, labels="fine_labels")
+    checkpoints = ["--checkpoint", "ten.pt", "--checkpoint", tmp_path / "eleven.pt"]
+    arguments = [*OPENOOD_RUN, *checkpoints, "--store", tmp_path / "s", "--detector", "msp", "--detector", "energy"]
+    code, out, err = oodles_run(*arguments, "--published", "--out", tmp_path / "out")
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert "not under data: tin, mnist, svhn, places365" in said
+    assert "without OpenOOD's image lists, so with every image that is there: train, test, cifar100, textures" in said
+    assert "OpenOOD's preprocessing: mean (0.4914, 0.4822, 0.4465), std (0.247, 0.2435, 0.2616)" in said
+    rows = json.loads((tmp_path / "out" / "rows.json").read_text())
+    assert {row["id_set"] for row in rows} == {"openood-cifar10"}
+    near = [100 * row["fpr95_ood"] for row in rows if (row["detector"], row["ood_set"]) == ("energy", "cifar100")]
+    assert len(near) == 2
+    line = next(line for line in (tmp_path / "out" / "main.md").read_text().splitlines() if line.startswith("| energy"))
+    assert f"{np.mean(near):.1f}±{np.std(near):.1f}" in line.replace("*", "").split("|")[3]
+    assert "(AUROC 87.58)" in line
+    assert "(AUROC 87.58)" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *(f"{name}{suffix}" for name in ("main", "main-aupr") for suffix in (".md", ".tex")),
+        *("rows.json", "rows.csv"),
+    }
+    stored = json.loads((tmp_path / "s" / "openood-cifar10" / "ten" / "test" / "manifest.json").read_text())
+    assert stored["about"]["preprocessing"]["std"] == [0.2470, 0.2435, 0.2616]
+
+
+def test_every_detector_is_the_default_of_openoods_suites(oodles_run, tmp_path):
+    code, out, err = oodles_run(*OPENOOD_RUN, "--checkpoint", "ten.pt", "--store", tmp_path / "s", "--json")
+    assert code == 0, err
+    assert {row["detector"] for row in json.loads(out)} == {each.spec for each in detector_list()}
+
+
+def test_image_lists_of_openood_are_read(oodles_run, refused, tmp_path):
+    data = tmp_path / "data"
+    home = data / "benchmark_imglist" / "cifar10"
+    home.mkdir(parents=True)
+    for name, colour in (("cifar10", (30, 60, 200)), ("texture", (128, 128, 128))):
+        paint(data / "images_classic" / name, 12, colour, seed=4)
+    for part, rows in (("train", range(10)), ("test", range(10, 12))):
+        lines = [f"cifar10/{row:03}.png {row % 10}\n" for row in rows]
+        (home / f"{part}_cifar10.txt").write_text("".join(lines))
+    (home / "test_texture.txt").write_text("texture/000.png -1\ntexture/003.png -1\n")
+    arguments = ["bench", "openood-cifar10", "--data", data, *OPENOOD_RUN[4:], "--checkpoint", "ten.pt"]
+    code, out, err = oodles_run(*arguments, "--detector", "msp", "--store", tmp_path / "s", "--json")
+    assert code == 0, err
+    assert [(row["ood_set"], row["n_id"], row["n_ood"]) for row in json.loads(out)] == [("textures", 2, 2)]
+    assert "without OpenOOD's image lists" not in err
+    (home / "test_texture.txt").write_text("texture/000.png -1\ntexture/999.png -1\n")
+    assert "1 of 2 images are not below" in refused(*arguments, "--detector", "msp", "--store", tmp_path / "t")
+
+
+def test_names_of_openoods_suites_that_are_repeated_because_their_module_imports_torch():
+    assert tuple(OPENOOD) == OPENOOD_NAMES
 
 
 # Errors -----------------------------------------------------------------------------------------
@@ -156,6 +224,17 @@ def test_other_images_under_the_same_name_are_refused(refused, benched):
         (bench_arguments("--detector", "dice(90)"), "p is a fraction: 0.9, not 90"),
         (bench_arguments("--p", "90"), "p is a fraction: 0.9, not 90"),
         (bench_arguments("--paper"), "--paper needs one of the paper's suites"),
+        (bench_arguments("--published"), "--published needs one of OpenOOD's suites (openood-cifar10, "),
+        (["bench", "cifar10", "--data", "data", "--published"], "--published needs one of OpenOOD's suites"),
+        ([*OPENOOD_RUN, "--paper"], "--paper needs one of the paper's suites; OpenOOD's leaderboard is --published"),
+        ([*OPENOOD_RUN, "--intervals"], "--intervals does not apply to OpenOOD's metrics"),
+        ([*OPENOOD_RUN, "--ood", "far=grey"], "--ood far=... is the name of a group of OpenOOD's sets"),
+        ([*OPENOOD_RUN, "--without", "lsun_crop"], "--without 'lsun_crop' must be one of cifar100, tin, mnist, svhn"),
+        (
+            ["bench", "openood-imagenet200", "--data", "data", "--published"],
+            "--published has no numbers for openood-im",
+        ),
+        (["bench", "openood-imagenet", "--data", "data"], "images_largescale or imagenet/train"),
         (SETS, "at least one --ood NAME=PATH"),
         (["bench", "--train", "train", "--test", "test", "--ood", "green=green"], "bench needs a suite, or --model"),
         ([*SETS, "--ood", "green"], "must be NAME=PATH"),

@@ -1,9 +1,11 @@
-"""Suites: the paper's experiments as records, run on those of their datasets that are present."""
+"""Suites: the experiments of the paper and of OpenOOD as records, run on those of their datasets that are present."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from oodles.data.image_lists import is_unpacked, read_image_list
 from oodles.data.readers import ImageSet, first_per_class, open_images, path_exists
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
 from oodles.errors import ArgumentError, DataError
@@ -23,6 +25,10 @@ class Suite:
     ``detectors`` are those of the paper's main table with its hyperparameters, ``p`` its sparsity for DICE and the
     ablations. ``extra`` sets are used if present, but are not the paper's. ``per_class`` limits sets to their first
     images of each class.
+
+    OpenOOD's suites average over ``groups`` of OOD sets and leave ``detectors`` empty, which stands for all of them.
+    ``lists`` are their image lists, each with the folder that its paths are relative to; a set is read by its list if
+    both are there. ``other_transform`` is for another network than ``model``, if that needs a different one.
     """
 
     name: str
@@ -36,23 +42,21 @@ class Suite:
     p: float
     extra: Mapping[str, Places] = field(default_factory=dict)
     per_class: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    other_transform: Transform | None = None
 
     def found(self, data: Path) -> dict[str, Path | None]:
         """The path of ``train``, ``test`` and every OOD set; None if it is not there."""
-        parts = {"train": self.train, "test": self.test, **self.ood, **self.extra}
-        return {name: _find(data, places) for name, places in parts.items()}
+        return {name: self._locate(data, name) for name in ("train", "test", *self.ood, *self.extra)}
 
     def missing(self, data: Path) -> list[str]:
-        """The names of the paper's OOD sets that are not there."""
-        return [name for name, places in self.ood.items() if _find(data, places) is None]
+        """The names of the suite's OOD sets that are not there; the extra ones are not missed."""
+        return [name for name in self.ood if self._locate(data, name) is None]
 
     def open_id(self, data: Path) -> tuple[ImageSet, ImageSet]:
         """ID training and test images, after checking that their classes are the suite's."""
-        paths = [(_find(data, places), places) for places in (self.train, self.test)]
-        for path, places in paths:
-            if path is None:
-                raise DataError(f"{data} has no {' or '.join(places)}, which the suite {self.name} needs")
-        train, test = (self._open_labelled(path) for path, _ in paths if path is not None)
+        train, test = (self._open_labelled(data, part) for part in ("train", "test"))
         if train.classes != test.classes:
             odd = min({*train.classes} ^ {*test.classes})
             raise DataError(
@@ -62,16 +66,42 @@ class Suite:
         return train, test
 
     def open_ood(self, data: Path) -> dict[str, ImageSet]:
-        """The OOD sets that are there, the paper's and the extra ones."""
-        paths = {name: _find(data, places) for name, places in {**self.ood, **self.extra}.items()}
-        sets = {name: open_images(path) for name, path in paths.items() if path is not None}
+        """The OOD sets that are there, the suite's and the extra ones."""
+        paths = {name: self._locate(data, name) for name in (*self.ood, *self.extra)}
+        sets = {name: self._open(data, name, path) for name, path in paths.items() if path is not None}
         return {
             name: first_per_class(images, self.per_class[name]) if name in self.per_class else images
             for name, images in sets.items()
         }
 
-    def _open_labelled(self, path: Path) -> ImageSet:
-        images = open_images(path)
+    def unlisted(self, data: Path) -> list[str]:
+        """The sets that are there, but are read without the suite's image list."""
+        paths = {name: path for name, path in self.found(data).items() if path is not None}
+        return [name for name in self.lists if name in paths and paths[name] != data / self.lists[name][0]]
+
+    def _locate(self, data: Path, name: str) -> Path | None:
+        """Where a set is: its image list if that can be used, else the first of its places that exists."""
+        if name in self.lists:
+            path, root = (data / place for place in self.lists[name])
+            if path.is_file() and is_unpacked(path, root):
+                return path
+        return _find(data, self._places(name))
+
+    def _places(self, name: str) -> Places:
+        return {"train": self.train, "test": self.test, **self.ood, **self.extra}[name]
+
+    def _open(self, data: Path, name: str, path: Path, classes: int | None = None) -> ImageSet:
+        if name in self.lists and path == data / self.lists[name][0]:
+            return read_image_list(path, data / self.lists[name][1], classes)
+        return open_images(path)
+
+    def _open_labelled(self, data: Path, part: str) -> ImageSet:
+        path = self._locate(data, part)
+        if path is None:
+            listed = ["{} with its images in {}".format(*self.lists[part])] if part in self.lists else []
+            places = " or ".join([*listed, *self._places(part)])
+            raise DataError(f"{data} has no {places}, which the suite {self.name} needs")
+        images = self._open(data, part, path, self.classes)
         if images.labels is None:
             raise DataError(f"{path} has no labels; put the images of each class in a folder of its own")
         if images.classes and len(images.classes) != self.classes:
@@ -87,10 +117,11 @@ class Suite:
 
 
 def suite(name: str) -> Suite:
-    """A suite by name."""
-    if name not in SUITES:
-        raise ArgumentError(f"suite {name!r} must be one of {', '.join(SUITES)}")
-    return SUITES[name]
+    """A suite by name, the paper's or OpenOOD's."""
+    suites = SUITES | OPENOOD
+    if name not in suites:
+        raise ArgumentError(f"suite {name!r} must be one of {', '.join(suites)}")
+    return suites[name]
 
 
 def _find(data: Path, places: Places) -> Path | None:
@@ -149,3 +180,54 @@ SUITES = {
         _IMAGENET,
     )
 }
+
+
+def _openood(paper: Suite, id_set: str, near: Mapping[str, Places], far: Mapping[str, Places], **changes: Any) -> Suite:
+    """OpenOOD's suite (version 1.5) for an ID set, from the paper's suite with the same kind of images."""
+    cifar = id_set.startswith("cifar")
+    home, small, large = f"benchmark_imglist/{id_set}", "images_classic", "images_largescale"
+    lists = {part: (f"{home}/{part}_{id_set}.txt", small if cifar else large) for part in ("train", "test")}
+    for name in (*near, *far):
+        listed = "texture" if cifar and name == "textures" else name
+        lists[name] = f"{home}/test_{listed}.txt", small if cifar or name == "textures" else large
+    changes |= {"groups": {"near": tuple(near), "far": tuple(far)}, "lists": lists}
+    return replace(
+        paper, name=f"openood-{id_set}", ood={**near, **far}, detectors=(), extra={}, per_class={}, **changes
+    )
+
+
+def _openood_cifar(paper: Suite, other: Suite, transform: Transform) -> Suite:
+    """The two CIFARs are near OOD for each other; ``transform`` is that of OpenOOD's own networks."""
+    near = {other.name: other.test, "tin": ("tiny-imagenet-200/val/images",)}
+    far = {"mnist": ("mnist/images",), **{name: paper.ood[name] for name in ("svhn", "textures", "places365")}}
+    return _openood(paper, paper.name, near, far, other_transform=transform)
+
+
+def _openood_imagenet(id_set: str, **changes: Any) -> Suite:
+    near = {"ssb_hard": ("ssb_hard",), "ninco": ("ninco",)}
+    far = {**{name: _IMAGENET.ood[name] for name in ("inaturalist", "textures")}, "openimage_o": ("openimage_o",)}
+    return _openood(_IMAGENET, id_set, near, far, **changes)
+
+
+OPENOOD = {
+    record.name: record
+    for record in (
+        _openood_cifar(
+            *(SUITES["cifar10"], SUITES["cifar100"]),
+            Transform(32, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ),
+        _openood_cifar(
+            *(SUITES["cifar100"], SUITES["cifar10"]),
+            Transform(32, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        ),
+        _openood_imagenet(
+            "imagenet200",
+            model="torchvision.models:resnet18(num_classes=200)",
+            classes=200,
+            train=("imagenet200/train",),
+            test=("imagenet200/val",),
+        ),
+        _openood_imagenet("imagenet"),
+    )
+}
+"""OpenOOD's suites, beside the paper's in ``SUITES``."""

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from oodles.bench.experiment import Tables
     from oodles.bench.suites import Suite
     from oodles.data.readers import ImageSet
+    from oodles.data.transforms import Transform
 
 
 # the names in oodles.bench.suites and oodles.paper.tables, which import torch
 SUITE_NAMES = ("cifar10", "cifar100", "imagenet")
+OPENOOD_NAMES = ("openood-cifar10", "openood-cifar100", "openood-imagenet200", "openood-imagenet")
 TABLE_NAMES = ("main", "sparsification", "selection", "sweep", "msp")
 
 
@@ -31,8 +33,9 @@ def bench(
     suite: Annotated[
         str | None,
         Argument(
-            help="cifar10, cifar100 or imagenet: the paper's sets and network.",
-            autocompletion=one_of(*SUITE_NAMES),
+            help="cifar10, cifar100 or imagenet: the paper's sets and network. openood-cifar10, openood-cifar100, "
+            "openood-imagenet200 or openood-imagenet: OpenOOD's sets, near and far, and its metrics.",
+            autocompletion=one_of(*SUITE_NAMES, *OPENOOD_NAMES),
         ),
     ] = None,
     data: common.DataOption = Path("data"),
@@ -58,6 +61,7 @@ def bench(
     ] = None,
     p: Annotated[float | None, Option(help="Sparsity of the ablations. Default: the suite's.")] = None,
     paper: Annotated[bool, Option("--paper", help="Add the paper's figures and the differences.")] = False,
+    published: Annotated[bool, Option("--published", help="Add the AUROC of OpenOOD's leaderboard.")] = False,
     intervals: Annotated[bool, Option("--intervals", help="Add 95 % bootstrap intervals.")] = False,
     store: Annotated[Path, Option(help="Folder where features are kept for the next run.")] = Path("oodles-store"),
     limit: common.LimitOption = None,
@@ -72,7 +76,7 @@ def bench(
     as_json: common.JsonOption = False,
     list_suites: Annotated[bool, Option("--list", help="Show the suites, their sets and where each is found.")] = False,
 ) -> None:
-    """Compare detectors on a suite of the paper or on your own model: FPR95 and AUROC per OOD set.
+    """Compare detectors on a suite of the paper or of OpenOOD, or on your own model: FPR95 and AUROC per OOD set.
 
     The network runs once per image, whatever the number of detectors and tables.
 
@@ -94,10 +98,14 @@ def bench(
     own_paths = {"train": train, "test": test, **named_paths(ood or [])}
     check_out(out)
     check_at_least("--limit", limit)
+    if suite in OPENOOD_NAMES:
+        _check_openood(own_paths, paper=paper, intervals=intervals)
+    elif published:
+        raise ArgumentError(f"--published needs one of OpenOOD's suites ({', '.join(OPENOOD_NAMES)}); or leave it out")
     if suite is None:
         _check_without_suite(model, own_paths, paper=paper, without=without or [])
     else:
-        check_choice("suite", suite, SUITE_NAMES)
+        check_choice("suite", suite, (*SUITE_NAMES, *OPENOOD_NAMES))
         if not data.is_dir():
             raise DataError(f"--data {data} does not exist; give the folder that holds the datasets of {suite}")
     own_sets = {name: open_images(path) for name, path in own_paths.items() if path is not None}
@@ -105,13 +113,16 @@ def bench(
         report_ignored(images, labels=name in ("train", "test"))
 
     from oodles.bench.experiment import Extraction, Tables, run_tables
-    from oodles.bench.suites import SUITES
+    from oodles.bench.openood import has_leaderboard
+    from oodles.bench.suites import suite as suite_by_name
     from oodles.bench.tables import rows_json
     from oodles.detectors import detector_list, parse
     from oodles.detectors.network_detector import needs_network
     from oodles.models.deconf import cosine_layer
 
-    chosen = None if suite is None else SUITES[suite]
+    chosen = None if suite is None else suite_by_name(suite)
+    if published and not has_leaderboard(suite or ""):
+        raise ArgumentError(f"--published has no numbers for {suite}; leave it out")
     sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
     parse(f"dice({sparsity})")
     own = [parse(text).spec for text in detector or []]
@@ -120,12 +131,13 @@ def bench(
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
     factory = model or (chosen.model if chosen is not None else "")
     id_set = chosen.name if chosen is not None else "id"
-    preprocessing = chosen.transform if chosen is not None else options.transform()
+    preprocessing = options.transform() if chosen is None else _preprocessing(chosen, model)
     result = Tables()
     for run, path in runs.items():
         network = load_model(factory, path)
         folder = store / id_set / (run if limit is None else f"{run}-{limit}")
-        standard = [each.spec for each in detector_list()] if chosen is None else list(chosen.detectors)
+        standard = list(chosen.detectors) if chosen is not None else []
+        standard = standard or [each.spec for each in detector_list()]
         cosine_head = cosine_layer(network) is not None
         if cosine_head:
             notice("a DeConf head: only detectors that use its logits or cosines apply")
@@ -148,7 +160,17 @@ def bench(
         )
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
-    _show(result, id_set if paper and chosen is not None else None, id_set, out, quiet=as_json)
+    groups = chosen.groups if chosen is not None else {}
+    _show(result, id_set, out, paper=paper, groups=groups, published=published, quiet=as_json)
+
+
+def _preprocessing(chosen: "Suite", model: str | None) -> "Transform":
+    """The suite's transform; says so if another network gets a different one."""
+    if model is None or chosen.other_transform is None:
+        return chosen.transform
+    transform = chosen.other_transform
+    notice(f"{model} gets OpenOOD's preprocessing: mean {transform.mean}, std {transform.std}")
+    return transform
 
 
 def _applicable(network: "nn.Module", specs: list[str], *, labelled: bool) -> list[str]:
@@ -191,6 +213,17 @@ def _check_without_suite(
         raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
 
 
+def _check_openood(sets: Mapping[str, Path | None], *, paper: bool, intervals: bool) -> None:
+    """Raise if an option does not apply to OpenOOD's suites."""
+    if paper:
+        raise ArgumentError("--paper needs one of the paper's suites; OpenOOD's leaderboard is --published")
+    if intervals:
+        raise ArgumentError("--intervals does not apply to OpenOOD's metrics; leave it out")
+    for name in sets:
+        if name in ("near", "far"):
+            raise ArgumentError(f"--ood {name}=... is the name of a group of OpenOOD's sets; choose another name")
+
+
 def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "ImageSet"]:
     """The suite's sets that were found."""
     for name in without:
@@ -199,21 +232,40 @@ def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "I
     sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in without}
     if chosen.missing(data):
         notice(f"not under {data}: {', '.join(chosen.missing(data))}")
+    unlisted = [name for name in chosen.unlisted(data) if name in sets]
+    if unlisted:
+        notice(f"without OpenOOD's image lists, so with every image that is there: {', '.join(unlisted)}")
     return sets
 
 
-def _show(result: "Tables", paper: str | None, id_set: str, out: Path | None, *, quiet: bool) -> None:
+def _show(
+    result: "Tables",
+    id_set: str,
+    out: Path | None,
+    *,
+    paper: bool,
+    groups: Mapping[str, Sequence[str]],
+    published: bool,
+    quiet: bool,
+) -> None:
+    from oodles.bench.openood import AUPR, compare_groups
     from oodles.bench.tables import compare, latex, markdown, print_view, rows_csv, rows_json, sweep_view, write_text
     from oodles.paper.tables import TABLES
 
     accuracy = ", ".join(f"{value:.2%}" for value in result.accuracy.values())
-    views = {
-        name: compare(rows, title=f"{id_set} (accuracy {accuracy}): {TABLES[name]}", paper=paper)
-        for name, rows in result.rows.items()
-        if rows
-    }
+    cited = id_set if paper else None
+    views = {}
+    for name, rows in result.rows.items():
+        what = "OpenOOD's metrics" if groups and name == "main" else TABLES[name]
+        title = f"{id_set} (accuracy {accuracy}): {what}"
+        if rows and groups:
+            leaderboard = id_set if published else None
+            views[name] = compare_groups(rows, groups, title=title, published=leaderboard)
+            views[f"{name}-aupr"] = compare_groups(rows, groups, AUPR, title=title)
+        elif rows:
+            views[name] = compare(rows, title=title, paper=cited)
     if result.points:
-        views["sweep"] = sweep_view(result.points, title=f"{id_set}: {TABLES['sweep']}", paper=paper)
+        views["sweep"] = sweep_view(result.points, title=f"{id_set}: {TABLES['sweep']}", paper=cited)
     for name, view in views.items():
         if not quiet:
             print_view(console, view)
@@ -228,11 +280,13 @@ def _show(result: "Tables", paper: str | None, id_set: str, out: Path | None, *,
 
 
 def _list_suites(data: Path) -> None:
-    from oodles.bench.suites import SUITES
+    from oodles.bench.suites import OPENOOD, SUITES
     from oodles.paper.tables import TABLES
 
-    for record in SUITES.values():
+    for record in (SUITES | OPENOOD).values():
         typer.echo(f"{record.name}: {record.model}, {record.classes} classes, DICE at p={record.p:g}")
+        for group, names in record.groups.items():
+            typer.echo(f"  {group} OOD: {', '.join(names)}")
         for part, path in record.found(data).items():
             typer.echo(f"  {part:14} {path if path is not None else 'not found'}")
     typer.echo("tables:")

@@ -1,0 +1,104 @@
+"""Write ``docs/openood.md``: ``python tools/write_openood.py DATA``.
+
+DATA holds the unpacked archives, and the authors' networks in ``checkpoints``. Every number on the page comes from this
+run, except those of OpenOOD's leaderboard.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+
+from pages import fill, write_page
+
+from oodles.bench.experiment import Extraction, Tables, run_tables
+from oodles.bench.openood import AUPR, LEADERBOARD, compare_groups, leaderboard
+from oodles.bench.suites import OPENOOD, Suite
+from oodles.bench.tables import markdown
+from oodles.detectors import detector_list
+from oodles.metrics import Row
+from oodles.models import build_model, load_checkpoint
+
+ID_SETS = ("cifar10", "cifar100")
+METHODS = {"ash_b+energy": "ash_b", "adascale": "adascale (AdaSCALE-A)"}
+
+
+def main() -> None:
+    """Measure both networks and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--store", type=Path, default=Path("oodles-store"), help="folder for the features")
+    parser.add_argument("--limit", type=int, help="number of images per set; default: all of them")
+    arguments = parser.parse_args()
+    parts = [part(OPENOOD[f"openood-{name}"], **vars(arguments)) for name in ID_SETS]
+    write_page("openood", suites=sets_of_suites(), networks="\n".join(parts).rstrip(), leaderboard=leaderboard_table())
+
+
+def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
+    """The section of one network."""
+    run = f"densenet101-{suite.name.removeprefix('openood-')}"
+    network = build_model(suite.model)
+    load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
+    sets = dict(zip(("train", "test"), suite.open_id(data), strict=True)) | suite.open_ood(data)
+    folder = store / suite.name / (run if limit is None else f"{run}-{limit}")
+    features = Extraction(suite.transform, folder, limit, tell=print).features(network.eval(), sets)
+    specs = [each.spec for each in detector_list()]
+    result = run_tables(["main"], features, main=specs, p=suite.p, id_set=suite.name, run=run)
+    rows = result.rows["main"]
+    return fill(
+        "openood-network",
+        suite=suite.name,
+        run=run,
+        limit="" if limit is None else f" --limit {limit}",
+        accuracy=f"{result.accuracy[run]:.2%}",
+        sizes=", ".join(f"{name} {len(each):,}" for name, each in features.items()),
+        missing=", ".join(suite.missing(data)),
+        table=markdown(compare_groups(rows, suite.groups, published=suite.name)).rstrip(),
+        aupr=markdown(compare_groups(rows, suite.groups, AUPR)).rstrip(),
+        verdict=verdict(result, suite),
+    )
+
+
+def verdict(result: Tables, suite: Suite) -> str:
+    """The best detectors of each group by AUROC, and how much the two conventions of FPR95 differ."""
+    rows = result.rows["main"]
+    sentences = []
+    for group, names in suite.groups.items():
+        inside = [row for row in rows if row.ood_set in names]
+        auroc = {spec: mean(inside, spec, "auroc") for spec in dict.fromkeys(row.detector for row in inside)}
+        first = sorted(auroc, key=lambda spec: -auroc[spec])[:3]
+        listed = ", ".join(f"{spec.removesuffix('+energy')} ({auroc[spec]:.1f})" for spec in first)
+        sentences.append(f"The highest AUROC for {group} OOD: {listed}.")
+    far = [row for row in rows if row.ood_set in suite.groups["far"]]
+    theirs, papers = mean(far, "energy", "fpr95_ood"), mean(far, "energy", "fpr95")
+    sentences.append(
+        f"With the paper's FPR95 (OOD accepted when 95 % of ID is accepted), energy on far OOD would have {papers:.1f} "
+        f"instead of {theirs:.1f}: numbers of the two conventions cannot be compared."
+    )
+    return " ".join(sentences)
+
+
+def mean(rows: list[Row], spec: str, column: str) -> float:
+    """The mean of a column over the sets, in percent."""
+    return 100 * fmean(getattr(row, column) for row in rows if row.detector == spec)
+
+
+def sets_of_suites() -> str:
+    """A table of the suites and their sets."""
+    lines = ["| suite | near OOD | far OOD |", "|---|---|---|"]
+    lines += [f"| `{name}` | {' | '.join(map(', '.join, suite.groups.values()))} |" for name, suite in OPENOOD.items()]
+    return "\n".join(lines)
+
+
+def leaderboard_table() -> str:
+    """The leaderboard's AUROC, near / far."""
+    suites = ("openood-cifar10", "openood-cifar100", "openood-imagenet")
+    lines = [f"| | {' | '.join(suites)} |", "|---|---|---|---|"]
+    for method in LEADERBOARD:
+        pairs = [leaderboard(suite, method) for suite in suites]
+        cells = " | ".join(f"{pair['near']:.2f} / {pair['far']:.2f}" for pair in pairs)
+        lines.append(f"| {METHODS.get(method, method.removesuffix('+energy'))} | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
