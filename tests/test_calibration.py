@@ -262,3 +262,10 @@ def test_values_that_are_not_p_values_are_refused(values: list) -> None:
 def test_false_discovery_rates_that_are_not_fractions_are_refused(fdr: float) -> None:
     with pytest.raises(ArgumentError, match=f"fdr={fdr} must lie between 0 and 1"):
         benjamini_hochberg([0.5], fdr)
+
+
+def test_p_values_of_numpy_arrays_are_those_of_tensors() -> None:
+    scores, reference = np.array([0.5, np.nan, 3.0]), np.array([3.0, 1.0, 2.0])
+    expected = p_values(torch.from_numpy(scores), torch.from_numpy(reference))
+    np.testing.assert_array_equal(p_values(scores, reference), expected)
+    np.testing.assert_array_equal(p_values(scores.tolist(), reference.tolist()), expected)

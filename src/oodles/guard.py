@@ -156,7 +156,7 @@ class Guard(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             score = self.detector(*(column.to(like) for column in columns)).to(logits.device)
         # clipping would make an infinite activation an ordinary one, and +inf would pass every threshold
-        finite = torch.stack([torch.isfinite(column).all(dim=1) for column in columns]).all(dim=0)
+        finite = torch.isfinite(torch.cat(columns, dim=1)).all(dim=1)
         score = torch.where(finite, score, torch.nan)
         return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
 

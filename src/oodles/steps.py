@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from oodles.columns import LAYER, Columns
@@ -18,8 +19,9 @@ class Step:
     The result becomes the column ``layer.<name>``, so the name must distinguish objective and epsilon from all others;
     ``identity`` distinguishes objectives of the same name that were learned from different rows. With ``std`` the step
     is divided by it per channel, so that epsilon is in units of raw pixels, as in ODIN's code. With ``share`` only
-    that fraction of an image's values is moved, those with the smallest gradients. A value whose gradient is zero does
-    not move. Steps with the same objective share its backward pass.
+    that fraction of an image's values is moved, those with the smallest gradients, and with ``share=0`` the one value
+    with the largest gradient. A value whose gradient is zero does not move. Steps with the same objective share its
+    backward pass.
     """
 
     name: str
@@ -38,7 +40,10 @@ class Step:
     def move(self, images: Tensor, gradient: Tensor) -> Tensor:
         """The images after the step."""
         step = gradient.sign()
-        if self.share < 1:
+        if self.share == 0:
+            size = gradient.abs().flatten(1)
+            step = step * torch.zeros_like(size).scatter(1, size.argmax(dim=1, keepdim=True), 1).view_as(step)
+        elif self.share < 1:
             size = gradient.abs().flatten(1)
             limit = size.kthvalue(max(1, round(self.share * size.shape[1])), dim=1).values
             step = step * (size <= limit[:, None]).view_as(step)

@@ -55,7 +55,7 @@ def with_passes(detector: Detector, features: Features, seed: int = 0) -> Featur
     if not isinstance(detector, NetworkDetector):
         return features
     generator = torch.Generator().manual_seed(seed)
-    layers = {name: features.embedding[:, : features.classes].clone() for name in detector.layers}
+    layers = {name: features.embedding.clone() for name in detector.layers}
     columns = {LAYER + name: column for name, column in layers.items()}
     columns |= {"embedding": features.embedding, "logits": features.logits}
     fitted = copy.deepcopy(detector)

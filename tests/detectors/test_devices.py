@@ -28,10 +28,14 @@ from oodles.testing import with_passes
 
 CPU = torch.device("cpu")
 NOT_LISTED = {
+    "joint_energy": ("joint_energy",),
     "mcm": ("mcm",),
     "adascale": ("adascale", "adascale(scaled='logits')"),
     "odin": ("odin", "odin(epsilon=0.001)"),
+    "iodin": ("iodin", "iodin(epsilon=0.001)"),
     "godin": ("godin",),
+    "rankfeat": ("rankfeat",),
+    "gram": ("gram",),
     "rank_ensemble": (
         "rank_ensemble(detectors=('energy', 'ash_s(90)', 'vim'))",
         "rank_ensemble(detectors=('msp', 'gen'), holdout=0)",
@@ -39,7 +43,7 @@ NOT_LISTED = {
     ),
 }
 OTHER_SETTINGS = (
-    *("react(90, per='unit')", "vra(60, per='unit')", "react(threshold=1.0)", "dice(0)"),
+    *("react(90, per='unit')", "vra(60, per='all')", "react(threshold=1.0)", "dice(0)"),
     *("unit_pruning(0.5, by='activation')", "react(97)+lts(90)+dice(0.3)+msp(3)"),
     *("mahalanobis(epsilon=0.001)", "mahalanobis(layers=('a', 'b'))"),
 )
@@ -61,8 +65,12 @@ def second_device():
 def rows_for(text):
     """ID features with every column that the detector needs, on the CPU."""
     plain = extracted(200, 12, 4)
-    if text == "mcm":  # its embeddings have length 1
-        plain = Features(torch.nn.functional.normalize(plain.embedding), labels=plain.labels, head=plain.head)
+    if text == "mcm":  # its embeddings and weights have length 1
+        embedding, weight = (torch.nn.functional.normalize(part) for part in (plain.embedding, plain.head.weight))
+        plain = Features(embedding, labels=plain.labels, head=Head(weight, torch.zeros(len(weight))))
+    if text == "rankfeat":  # the mean of its map is the embedding
+        layers = {"layer4": plain.embedding, "layer4:rankfeat": plain.embedding.flip(1) / 2}
+        return Features(plain.embedding, labels=plain.labels, head=plain.head, layers=layers)
     return with_passes(parse(text), plain)
 
 

@@ -1,4 +1,4 @@
-"""fDBD, NCI, SHE and MCM: their formulas, what SHE does for empty classes, and which heads MCM is for."""
+"""fDBD, NCI, SHE, CADRef and MCM: their formulas, classes without rows, and which heads MCM is for."""
 
 import math
 from collections.abc import Callable
@@ -9,15 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import detectors as slow
-from support.detector_data import Pair, assert_matches, train_and_test
+from support.detector_data import Pair, assert_matches, awkward, reference_rows, train_and_test
 
-from oodles.detectors import MCM, SHE, parse
+from oodles.detectors import MCM, SHE, CADRef, parse
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.features import Features, Head
-from oodles.testing import example_features
+from oodles.testing import check_detector, example_features
 
 
-@pytest.mark.parametrize(("text", "reference"), [("she", slow.she), ("fdbd", slow.fdbd), ("nci", slow.nci)])
+@pytest.mark.parametrize(
+    ("text", "reference"), [("she", slow.she), ("fdbd", slow.fdbd), ("nci", slow.nci), ("cadref", slow.cadref)]
+)
 @settings(max_examples=8, deadline=None)
 @given(pair=train_and_test())
 def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], np.ndarray], pair: Pair) -> None:
@@ -36,6 +38,79 @@ def test_she_needs_labels() -> None:
     features = example_features()
     with pytest.raises(ShapeError, match="learns from the labels"):
         parse("she").fit(Features(features.embedding, head=features.head))
+
+
+# CADRef -----------------------------------------------------------------------------------------
+
+
+def by_hand(rows: list[list[float]], logits: list[list[float]], test: list[float], own: list[float]) -> float:
+    """The score of one row; the weights of class 0 are positive, negative and zero."""
+    head = Head(torch.tensor([[2.0, -3.0, 0.0], [1.0, 1.0, 1.0]]))
+    detector = CADRef()
+    statistics = detector.begin()
+    # logits that are not the head's, so that energies can be chosen
+    detector.observe(Features(torch.tensor(rows), logits=torch.tensor(logits)), statistics)
+    detector.learn(statistics, head)
+    return float(detector(torch.tensor([test]), torch.tensor([own])))
+
+
+def test_cadref_by_hand() -> None:
+    """The mean of class 0 is (1, 1, 1) and d = (3, -1, 5): 3 + 1 with the signs of the weights, 0 against them."""
+    rows, logits = [[0.0, 2.0, 1.0], [2.0, 0.0, 1.0]], [[8.0, -90.0], [2.0, -90.0]]
+    assert by_hand(rows, logits, [4.0, 0.0, 6.0], [10.0, -90.0]) == pytest.approx(-(4 / 10) / 10)
+    # d = (-1, 3, 5): all of it against the signs, divided by the mean ID energy
+    assert by_hand(rows, logits, [0.0, 4.0, 6.0], [10.0, -90.0]) == pytest.approx(-(4 / 10) / 5)
+
+
+@pytest.mark.parametrize("energy", [0.0, -1e-6, -3.0, -1e4])
+def test_an_energy_that_is_not_positive_does_not_reverse_cadref(energy: float) -> None:
+    rows, logits = [[0.0, 2.0, 1.0], [2.0, 0.0, 1.0]], [[8.0, -90.0], [2.0, -90.0]]
+    near, far = (by_hand(rows, logits, test, [energy, -2e4]) for test in ([1.5, 1.0, 1.0], [9.0, 1.0, 1.0]))
+    usual = by_hand(rows, logits, [1.5, 1.0, 1.0], [5.0, -90.0])
+    assert far < near < usual < 0
+    assert near == pytest.approx(-(0.5 / 3.5) / 0.005, rel=1e-5)
+
+
+def test_cadref_uses_the_mean_of_all_rows_for_a_class_that_is_never_predicted() -> None:
+    rows, logits = [[0.0, 2.0, 1.0], [2.0, 4.0, 3.0]], [[-90.0, 8.0], [-90.0, 2.0]]
+    # the mean of all is (1, 3, 2), d = (1, 0, 0)
+    assert by_hand(rows, logits, [2.0, 3.0, 2.0], [10.0, -90.0]) == pytest.approx(-(1 / 7) / 10)
+
+
+def test_cadref_refuses_a_mean_energy_that_is_not_positive() -> None:
+    features = example_features()
+    low = Features(features.embedding, head=Head(features.head.weight, torch.full((5,), -1e3)))  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"divides by the mean ID energy, which is -9\d\d; use fdbd or nci"):
+        CADRef().fit(low)
+
+
+def test_cadref_of_zeros_is_the_most_ood_and_of_nan_is_nan() -> None:
+    features = example_features()
+    detector = CADRef().fit(features)
+    zeros = detector.score(Features(torch.zeros(1, 24), head=features.head))
+    assert torch.isfinite(zeros).all()
+    assert float(zeros) < float(detector.score(features).min())
+    nan = torch.full((1, 24), float("nan"))
+    assert torch.isnan(detector(nan, torch.ones(1, 5))).all()
+    assert torch.isnan(detector(torch.ones(1, 24), nan[:, :5])).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_cadref_of_embeddings_of_both_signs(classes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    head = Head(torch.randn(classes, 7, generator=generator), torch.full((classes,), 5.0))
+    labels = torch.zeros(80, dtype=torch.long)
+    train, test = (Features(torch.randn(80, 7, generator=generator), labels=labels, head=head) for _ in range(2))
+    want = slow.cadref(reference_rows(train, test))
+    np.testing.assert_allclose(CADRef().fit(train).score(test), want, rtol=2e-4, atol=2e-5)
+    check_detector(CADRef(), train)
+
+
+@pytest.mark.parametrize("name", awkward())
+def test_cadref_of_awkward_rows_is_finite(name: str) -> None:
+    features = awkward()[name]
+    assert torch.isfinite(CADRef().fit(features).score(features)).all()
 
 
 # MCM --------------------------------------------------------------------------------------------
@@ -97,6 +172,15 @@ def test_mcm_refuses_heads_that_are_not_cosine() -> None:
     longer[7] *= 1.02
     with pytest.raises(DataError, match=r"their norms go from 1 to 1\.02"):
         MCM().fit(Features(longer, head=almost.head))
+
+
+def test_mcm_refuses_a_plain_head_on_normalised_embeddings() -> None:
+    """As after a LayerNorm, whose outputs all have the same norm."""
+    features = cosine_features(30, 8, 4, seed=0)
+    assert features.head is not None
+    plain = Head(features.head.weight * torch.tensor([[1.0], [2.0], [1.0], [1.0]]))
+    with pytest.raises(DataError, match=r"whose weights are normalised; here their norms go from 1 to 2\. Use msp"):
+        MCM().fit(Features(features.embedding, head=plain))
 
 
 def test_mcm_needs_a_head_and_a_positive_temperature() -> None:

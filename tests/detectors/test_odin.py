@@ -10,7 +10,7 @@ from support.smooth import classes_of, deconf, plain, small, smooth
 from support.snapshots import portrait
 
 from oodles.calibration import calibrate
-from oodles.detectors import GODIN, MSP, ODIN, Energy, Mahalanobis
+from oodles.detectors import GODIN, IODIN, MSP, ODIN, Energy, Mahalanobis, parse
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
 from oodles.detectors.odin import GODIN_GRID, ODIN_GRID
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
@@ -69,6 +69,50 @@ def test_a_step_raises_the_score():
     still, small_step = ODIN(epsilon=0.0), ODIN(epsilon=0.004)
     features = features_for([still, small_step], model, images)
     assert bool((small_step.score(features) > still.score(features)).all())
+
+
+# iODIN --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1000.0])
+@pytest.mark.parametrize("std", [(), (0.2, 0.5, 2.0)])
+def test_iodin_matches_the_reference_image_by_image(temperature, std):
+    model, images = smooth(), small(8, seed=3)
+    detector = IODIN(temperature=temperature, epsilon=0.5, std=std)
+    want = [slow.iodin(plain(model), image, temperature, 0.5, std) for image in images.numpy()]
+    got = detector.score(features_for([detector], model, images))
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+    full = ODIN(temperature=temperature, epsilon=0.5, std=std)
+    assert not np.allclose(full.score(features_for([full], model, images)), want, rtol=1e-5)
+
+
+def test_iodin_and_odin_share_the_backward_pass_and_not_the_step():
+    model = smooth()
+    detectors = [ODIN(epsilon=0.1), IODIN(epsilon=0.1)]
+    assert len({step.name for step in steps_of(detectors)}) == 2
+    features_for(detectors, model, small(6), head=False)
+    assert (model.forwards, model.backwards) == ([6, 6, 6], [6])
+
+
+def test_iodin_chooses_its_own_step_and_is_saved_with_it(tmp_path):
+    model, images = smooth(), small(6)
+    tune([detector := IODIN(temperature=2.0)], model, [images])
+    scores = [
+        sum(slow.iodin(plain(model), image, 2.0, size) for image in images.numpy()) for size in (0.0, ODIN_GRID[-1])
+    ]
+    assert scores[1] > scores[0], "a larger step of one value is better here"
+    assert float(detector.step_size) == ODIN_GRID[-1]
+    save_detector(detector, tmp_path / "detector")
+    loaded = load_detector(tmp_path / "detector")
+    assert type(loaded) is IODIN
+    features = features_for([loaded], model, images)
+    assert torch.equal(loaded.score(features), detector.score(features))
+
+
+def test_iodin_passes_every_check_and_is_written_as_text():
+    check_detector(IODIN())
+    check_detector(IODIN(epsilon=0.002, std=(0.5, 0.5, 0.5)))
+    assert parse("iodin(epsilon=0.1)").spec == IODIN(epsilon=0.1).spec != ODIN(epsilon=0.1).spec
 
 
 # Passes are shared ----------------------------------------------------------------------------------

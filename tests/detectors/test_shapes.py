@@ -5,14 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from reference import detectors as slow
-from support.detector_data import Pair, assert_matches, train_and_test
+from support.detector_data import Pair, assert_matches, reference_rows, train_and_test
 
-from oodles.detectors import ASHB, ASHP, ASHS, LTS, SCALE, VRA, LogitDetector, ReAct, parse
-from oodles.errors import ArgumentError
-from oodles.features import Features
-from oodles.testing import example_features
+from oodles.detectors import ASHB, ASHP, ASHS, LTS, SCALE, VRA, LogitDetector, OptFS, ReAct, parse
+from oodles.errors import ArgumentError, DataError
+from oodles.features import Features, Head
+from oodles.functional import binarise_top
+from oodles.testing import check_detector, example_features
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,9 @@ from oodles.testing import example_features
         ("ash_s(70)", lambda rows: slow.ash_s(rows, 70)),
         ("scale(60)", lambda rows: slow.scale(rows, 60)),
         ("lts(80)", lambda rows: slow.lts(rows, 80)),
+        ("vra", lambda rows: slow.vra(rows, 60, 95)),
         ("vra(40, 90)", lambda rows: slow.vra(rows, 40, 90)),
+        ("vra(40, 90, per='all')", lambda rows: slow.vra(rows, 40, 90, per="all")),
     ],
 )
 @settings(max_examples=8, deadline=None)
@@ -44,7 +47,7 @@ def test_percentiles_of_each_unit_are_numpys(features: Features, percentile: flo
     raw = features.embedding.double().numpy()
     react = ReAct(percentile=percentile, per="unit").fit(features)
     np.testing.assert_allclose(react.threshold_, np.percentile(raw, percentile, axis=0), rtol=1e-6)
-    vra = VRA(low=20, high=percentile, per="unit").fit(features)
+    vra = VRA(low=20, high=percentile).fit(features)
     np.testing.assert_allclose(vra.low_, np.percentile(raw, 20, axis=0), rtol=1e-6)
     np.testing.assert_allclose(vra.high_, np.percentile(raw, percentile, axis=0), rtol=1e-6)
 
@@ -70,7 +73,9 @@ def test_scaling_an_embedding_scales_the_logits_without_the_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [ReAct(percentile=60), VRA(), ASHP(), ASHB(), ASHS(), SCALE(), LTS()], ids=lambda shape: shape.name
+    "shape",
+    [ReAct(percentile=60), VRA(), OptFS(), ASHP(), ASHB(), ASHS(), SCALE(), LTS()],
+    ids=lambda shape: shape.name,
 )
 def test_a_transform_keeps_the_form_and_leaves_its_input_alone(shape: LogitDetector) -> None:
     features = example_features()
@@ -80,6 +85,128 @@ def test_a_transform_keeps_the_form_and_leaves_its_input_alone(shape: LogitDetec
     assert shaped.shape == before.shape
     assert torch.equal(features.embedding, before)
     assert torch.equal(shaped, before) == isinstance(shape, LTS), "only LTS acts on the logits instead"
+
+
+# OptFS ------------------------------------------------------------------------------------------
+
+
+def clear_of_edges(rows: slow.Rows, bins: int) -> bool:
+    """Whether no activation is so near the edge of a bin that float32 may put it on the other side."""
+    low, high = slow.optfs_ends(rows)
+    places = (np.concatenate([rows.h.ravel(), rows.test_h.ravel()]) - low) / (high - low) * bins
+    return bool(np.abs(places - places.round()).min() > 3e-5)
+
+
+@pytest.mark.parametrize("bins", [2, 7, 100])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@settings(max_examples=8, deadline=None)
+@given(pair=train_and_test())
+def test_optfs_matches_the_reference(bins: int, shift: float, pair: Pair) -> None:
+    """Also on embeddings of both signs."""
+    train, test = (Features(each.embedding - shift, labels=each.labels, head=each.head) for each in pair)
+    rows = reference_rows(train, test)
+    assume(clear_of_edges(rows, bins))
+    assert_matches(f"optfs({bins})", lambda rows: slow.optfs(rows, bins), (train, test))
+
+
+def test_optfs_factors_by_hand() -> None:
+    """Two rows, one unit each in the lower and the upper half; what lowers the predicted class's logit is negative."""
+    embedding = torch.tensor([[0.0, 1.0, 9.0], [1.0, 2.0, 10.0]])
+    head = Head(torch.tensor([[-4.0, -4.0, 3.0], [0.0, 0.0, 0.0]]))
+    detector = OptFS(bins=2).fit(Features(embedding, head=head))
+    # row 0 adds -4 to the lower bin and 27 to the upper, row 1 -12; its 10 is the maximum and so outside
+    added = torch.tensor([-4.0 - 12.0, 27.0])
+    torch.testing.assert_close(detector.factors_, 1000 * added / added.norm())
+    shaped = detector.transform(torch.tensor([[-5.0, 1.0, 9.0], [1e9, 10.0, 5.5]]))
+    low, high = detector.factors_.tolist()
+    np.testing.assert_allclose(shaped, [[0, low, 9 * high], [0, 0, 5.5 * high]], rtol=1e-6)
+
+
+def test_optfs_keeps_nan_and_zeroes_what_lies_outside() -> None:
+    detector = OptFS().fit(example_features())
+    nan, inf = float("nan"), float("inf")
+    shaped = detector.transform(torch.tensor([[nan, 1.0], [1e30, -1e30], [0.0, 0.0]]))
+    assert torch.isnan(shaped).tolist() == [[True, False], [False, False], [False, False]]
+    assert shaped[1:].tolist() == [[0, 0], [0, 0]]
+    assert torch.isnan(detector(torch.full((1, 24), nan), torch.zeros(1, 5))).all()
+    assert torch.isnan(detector(torch.full((1, 24), inf), torch.zeros(1, 5))).all()
+
+
+def test_optfs_refuses_activations_that_are_all_equal_and_a_single_bin() -> None:
+    features = example_features()
+    with pytest.raises(DataError, match=r"all activations are equal \(0\.5\), so there is nothing to shape"):
+        OptFS().fit(Features(torch.full_like(features.embedding, 0.5), head=features.head))
+    with pytest.raises(ArgumentError, match="bins=1 must be at least 2"):
+        OptFS(bins=1)
+
+
+def test_optfs_passes_every_check_on_embeddings_of_both_signs() -> None:
+    features = example_features()
+    check_detector(OptFS(), Features(features.embedding - 1, labels=features.labels, head=features.head))
+
+
+def test_optfs_of_a_single_class(features: Features) -> None:
+    one = Head(features.head.weight[:1], features.head.bias[:1])  # type: ignore[union-attr, index]
+    scores = OptFS().fit(Features(features.embedding, head=one)).score(Features(features.embedding, head=one))
+    assert torch.isfinite(scores).all()
+    assert len(scores.unique()) > 100
+
+
+# Negative activations -----------------------------------------------------------------------------
+
+SIGNED = torch.tensor([[-6.0, 4.0, -1.0, 2.0], [-3.0, -2.0, -5.0, -4.0], [0.0, 0.0, 0.0, 0.0]])
+
+
+def fitted(detector: LogitDetector, embedding: torch.Tensor = SIGNED) -> LogitDetector:
+    return detector.fit(Features(embedding, head=Head(torch.eye(embedding.shape[1]))))
+
+
+def test_react_clips_negative_activations_only_from_above() -> None:
+    assert fitted(ReAct(threshold=1.0)).transform(SIGNED)[:2].tolist() == [[-6, 1, -1, 1], [-3, -2, -5, -4]]
+    assert fitted(ReAct(threshold=-2.0)).transform(SIGNED)[1].tolist() == [-3, -2, -5, -4]
+
+
+def test_vra_zeroes_negative_activations_below_each_units_percentile() -> None:
+    vra = fitted(VRA(low=50, high=100), torch.tensor([[-4.0, 1.0], [-2.0, 2.0], [-1.0, 3.0]]))
+    assert vra.low_.tolist() == [-2, 2]
+    assert vra.transform(torch.tensor([[-4.0, -4.0], [-2.0, 2.0], [5.0, 5.0]])).tolist() == [[0, 0], [-2, 2], [-1, 3]]
+
+
+def test_ash_keeps_the_largest_by_value() -> None:
+    assert fitted(ASHP(percentile=50)).transform(SIGNED)[:2].tolist() == [[0, 4, 0, 2], [-3, -2, 0, 0]]
+    e = np.exp(1)  # the positive part of the first row lies in what is kept
+    np.testing.assert_allclose(
+        fitted(ASHS(percentile=50)).transform(SIGNED)[:2], [[0, 4 * e, 0, 2 * e], [-3 * e, -2 * e, 0, 0]], rtol=1e-6
+    )
+
+
+def test_ash_b_never_turns_the_largest_activations_into_negative_ones() -> None:
+    """The sum of the first row is -1, of its positive part 6."""
+    assert fitted(ASHB(percentile=50)).transform(SIGNED).tolist() == [[0, 3, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_ash_b_is_the_papers_bit_for_bit_on_non_negative_embeddings(features: Features) -> None:
+    detector = ASHB(percentile=70).fit(features)
+    assert torch.equal(detector.transform(features.embedding), binarise_top(features.embedding, 70))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ratios_are_at_least_one_whatever_the_signs(seed: int) -> None:
+    """A ratio of plain sums would be negative or infinite where they cancel, and the ranking reversed."""
+    embedding = torch.randn(200, 12, generator=torch.Generator().manual_seed(seed))
+    embedding[0] = torch.tensor([3.0, -3.0] * 6)
+    top = embedding.topk(2, dim=1).values.sum(dim=1)
+    assert (embedding.sum(dim=1) / top < 0).any(), "the plain ratio would be negative"
+    factor = fitted(SCALE(percentile=85), embedding).transform(embedding) / embedding
+    assert (factor >= np.exp(1) * (1 - 1e-5)).all()
+    assert (factor <= np.exp(6) * (1 + 1e-5)).all()
+    torch.testing.assert_close(factor, factor[:, :1].expand_as(factor), rtol=1e-5, atol=0)
+    assert (fitted(LTS(percentile=85), embedding).logit_factor(embedding) >= 1).all()
+
+
+def test_rows_without_a_positive_activation_have_the_ratio_one() -> None:
+    np.testing.assert_allclose(fitted(SCALE(percentile=50)).transform(SIGNED)[1:], SIGNED[1:] * np.exp(1), rtol=1e-6)
+    assert fitted(LTS(percentile=50)).logit_factor(SIGNED)[1:].tolist() == [[1], [1]]
 
 
 # Settings ---------------------------------------------------------------------------------------

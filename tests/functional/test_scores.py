@@ -19,7 +19,12 @@ rows = st.integers(1, 7).flatmap(
 )
 temperatures = st.sampled_from([0.5, 1.0, 2.0, 10.0, 1000.0])
 
-WITH_TEMPERATURE = [(fast.energy, slow.energy), (fast.msp, slow.msp), (fast.entropy, slow.entropy)]
+WITH_TEMPERATURE = [
+    (fast.energy, slow.energy),
+    (fast.msp, slow.msp),
+    (fast.entropy, slow.entropy),
+    (fast.doctor, slow.doctor),
+]
 
 
 @pytest.mark.parametrize(("score", "reference"), WITH_TEMPERATURE)
@@ -79,13 +84,34 @@ def test_msp_does_not_saturate() -> None:
     np.testing.assert_allclose(scores, -np.log1p(np.exp(-gaps.double().numpy())), rtol=1e-5)
 
 
+@pytest.mark.parametrize("score", [fast.doctor, fast.msp])
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_saturated_float32_logits_give_as_many_scores_as_in_float64(score: Callable[..., Any], classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(3000, classes, generator=generator)
+    logits[:, 0] += 25 + 40 * torch.rand(3000, generator=generator)
+    logits = (1024 * logits).round() / 1024  # differences of logits are exact in float32
+    assert (torch.softmax(logits, dim=1).amax(dim=1) == 1).all()
+    narrow, wide = score(logits), score(logits.double())
+    assert len(narrow.unique()) == len(wide.unique()) > 2800
+    assert torch.equal(narrow.argsort(stable=True), wide.argsort(stable=True))
+    np.testing.assert_allclose(narrow, wide, rtol=1e-5)
+
+
+def test_doctor_of_one_class_of_ties_and_of_huge_logits() -> None:
+    assert fast.doctor(torch.tensor([[7.0], [-7.0]])).tolist() == [0, 0]
+    # two equal logits: the two draws differ half of the time
+    assert fast.doctor(torch.tensor([[1e4, 1e4, -1e4], [3e38, -3e38, 0.0]])).tolist() == [-1, 0]
+    np.testing.assert_allclose(fast.doctor(torch.zeros(1, 1000)), -999, rtol=1e-6)
+
+
 def test_entropy_of_a_one_hot_softmax_is_zero_and_finite() -> None:
     scores = fast.entropy(torch.tensor([[500.0, 0.0, -500.0], [0.0, 0.0, 0.0]]))
     assert scores[0] == 0
     assert scores[1] == pytest.approx(-np.log(3), rel=1e-6)
 
 
-@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.max_logit, fast.joint_energy])
+@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.max_logit, fast.doctor, fast.joint_energy])
 def test_nan_stays_nan(score: Callable[..., Any]) -> None:
     """An invalid input must not get a finite score."""
     scores = score(torch.tensor([[1.0, float("nan"), 0.0], [1.0, 2.0, 3.0]]))

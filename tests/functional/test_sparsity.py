@@ -150,3 +150,11 @@ def test_masks_of_the_papers_networks(data: Path, name: str, p: float) -> None:
     mask = DICE(p=p).mask(weight, torch.from_numpy(mean))
     np.testing.assert_array_equal(mask, want)
     assert 0 < int(mask.sum()) <= (1 - p) * mask.numel() + 1
+
+
+def test_negative_mean_activations_count_with_their_sign() -> None:
+    """A negative weight of a unit that is negative on ID data raises the logit, so DICE keeps it."""
+    weight, mean = torch.tensor([[2.0, -3.0], [-2.0, 3.0]]), torch.tensor([1.0, -4.0], dtype=torch.float64)
+    assert fast.contribution(weight, mean).tolist() == [[2, 12], [-2, -12]]
+    assert DICE(p=0.75).mask(weight, mean).tolist() == [[False, True], [False, False]]
+    assert TopBottomK(p=0.5).mask(weight, mean).tolist() == [[False, True], [False, True]]

@@ -20,8 +20,8 @@ from oodles.guard import Guard
 from oodles.network import extraction
 from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
-from oodles.network.taps import eval_mode
 from oodles.network.perturbation import fgsm
+from oodles.network.taps import eval_mode
 from oodles.selection.outliers import noise_features, outlier_features
 from oodles.selection.tuning import tune
 

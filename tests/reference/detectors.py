@@ -61,7 +61,7 @@ def ash_p(rows: Rows, percentile: float) -> Array:
 def ash_b(rows: Rows, percentile: float) -> Array:
     def shape(h: Array) -> Array:
         out = np.zeros_like(h)
-        out[top_units(h, percentile)] = h.sum() / kept(len(h), percentile)
+        out[top_units(np.maximum(h, 0), percentile)] = np.maximum(h, 0).sum() / kept(len(h), percentile)
         return out
 
     return shaped(rows, shape)
@@ -85,9 +85,32 @@ def lts(rows: Rows, percentile: float) -> Array:
     return np.array([energy(ratio(h, percentile) ** 2 * z) for h, z in pairs])
 
 
-def vra(rows: Rows, low: float, high: float) -> Array:
-    alpha, beta = np.quantile(rows.h, low / 100), np.quantile(rows.h, high / 100)
-    return shaped(rows, lambda h: np.array([0.0 if x < alpha else min(x, beta) for x in h]))
+def vra(rows: Rows, low: float, high: float, per: str = "unit") -> Array:
+    units = rows.h.T if per == "unit" else [rows.h.ravel()] * rows.h.shape[1]
+    ends = [(np.quantile(unit, low / 100), np.quantile(unit, high / 100)) for unit in units]
+    return shaped(
+        rows, lambda h: np.array([0.0 if x < alpha else min(x, beta) for x, (alpha, beta) in zip(h, ends, strict=True)])
+    )
+
+
+def optfs_ends(rows: Rows) -> tuple[float, float]:
+    return float(np.quantile(rows.h, 0.001)), float(np.quantile(rows.h, 0.999))
+
+
+def optfs(rows: Rows, bins: int = 100) -> Array:
+    low, high = optfs_ends(rows)
+
+    def place(x: float) -> int | None:
+        return int((x - low) / ((high - low) / bins)) if low <= x < high else None
+
+    importance = np.zeros(bins)
+    for h in rows.h:
+        own = rows.weight[int(np.argmax(rows.weight @ h + rows.bias))]
+        for w, x in zip(own, h, strict=True):
+            if place(x) is not None:
+                importance[place(x)] += w * x / len(rows.h)
+    theta = 1000 * importance / np.linalg.norm(importance)
+    return shaped(rows, lambda h: np.array([0.0 if place(x) is None else theta[place(x)] * x for x in h]))
 
 
 def gen(rows: Rows, gamma: float = 0.1, top: int = 100) -> Array:
@@ -99,7 +122,8 @@ def gen(rows: Rows, gamma: float = 0.1, top: int = 100) -> Array:
 
 
 def doctor(rows: Rows) -> Array:
-    return np.array([np.log((softmax(z) ** 2).sum()) for z in rows.test_z])
+    g = np.array([(softmax(z) ** 2).sum() for z in rows.test_z])
+    return -(1 - g) / g
 
 
 def kl_matching(rows: Rows) -> Array:
@@ -194,6 +218,26 @@ def gaussian_mixture(rows: Rows) -> Array:
     )
 
 
+def ddu(rows: Rows, ridge: float = 1e-4) -> Array:
+    """The density of every class at every row, with the determinant and the inverse of its own covariance.
+
+    Up to the factor ``(2 pi)^(m / 2)``, which is the same for all rows.
+    """
+    train = np.array([unit_row(h) for h in rows.h])
+    parts = []
+    for c in np.unique(rows.y):
+        mine = train[rows.y == c]
+        covariance = (mine - mine.mean(axis=0)).T @ (mine - mine.mean(axis=0)) / len(mine)
+        if np.trace(covariance) < 1e-12:
+            continue  # rows that are all equal have no density
+        covariance = covariance + ridge * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+        constant = np.log(len(mine) / len(train)) - np.linalg.slogdet(covariance)[1] / 2
+        parts.append((constant, mine.mean(axis=0), np.linalg.inv(covariance)))
+    return np.array(
+        [logsumexp([a - quadratic(unit_row(x), mean, inverse) / 2 for a, mean, inverse in parts]) for x in rows.test_h]
+    )
+
+
 def unit_row(h: Array) -> Array:
     return h / max(float(np.linalg.norm(h)), 1e-12)
 
@@ -261,6 +305,35 @@ def neco(rows: Rows, dimension: int) -> Array:
     return np.array(scores)
 
 
+def pnml(rows: Rows) -> Array:
+    train = np.array([unit_row(h) for h in rows.h])
+    gram = train.T @ train
+    inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)
+    scores = []
+    for h in rows.test_h:
+        x = unit_row(h)
+        inside, outside = x @ inverse @ x, x @ (x - gram @ inverse @ x)
+        power = max(outside, inside / (1 + inside)) if x.any() else 1.0
+        p = softmax(rows.weight @ x + rows.bias)
+        regret = np.log(sum(a / (a + (1 - a) * a**power) for a in p))
+        scores.append(-regret / np.log(len(p)))
+    return np.array(scores)
+
+
+def cadref(rows: Rows) -> Array:
+    predicted = rows.z.argmax(axis=1)
+    mean_energy = np.mean([energy(z) for z in rows.z])
+    scores = []
+    for x, z in zip(rows.test_h, rows.test_z, strict=True):
+        y = z.argmax()
+        mine = rows.h[predicted == y] if (predicted == y).any() else rows.h
+        d, sign = x - mine.mean(axis=0), np.sign(rows.weight[y])
+        along = sum(max(a * s, 0) for a, s in zip(d, sign, strict=True)) / np.abs(x).sum()
+        against = sum(max(-a * s, 0) for a, s in zip(d, sign, strict=True)) / np.abs(x).sum()
+        scores.append(-(along / max(energy(z), mean_energy / 1000) + against / mean_energy))
+    return np.array(scores)
+
+
 def fdbd(rows: Rows) -> Array:
     scores = []
     for x, z in zip(rows.test_h, rows.test_z, strict=True):
@@ -300,12 +373,11 @@ def openmax(rows: Rows, tail: int, top: int) -> Array:
         tails[c] = centre, width * (logsumexp(distances / width) - np.log(len(distances))), width
     scores = []
     for z in rows.test_z:
-        positive = z - z.min()
         share = np.zeros(classes)
         for place, c in enumerate(np.argsort(-z, kind="stable")[:top]):
             if c in tails:
                 centre, start, width = tails[c]
                 improbable = 1 - np.exp(-np.exp(min((np.linalg.norm(z - centre) - start) / width, 30)))
                 share[c] = improbable * (min(top, classes) - place) / min(top, classes)
-        scores.append(logsumexp(positive * (1 - share)) - (positive * share).sum())
+        scores.append(logsumexp(z * (1 - share)) - (z * share).sum())
     return np.array(scores)

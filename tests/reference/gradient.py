@@ -67,6 +67,15 @@ def odin(network: Network, image: Array, temperature: float, epsilon: float, std
     return msp(network(after[None])[0].tolist(), temperature)
 
 
+def iodin(network: Network, image: Array, temperature: float, epsilon: float, std: Sequence[float] = ()) -> float:
+    """ODIN, but only the pixel with the largest gradient moves."""
+    gradient = slopes(doubt(network, temperature), image)
+    only = np.zeros_like(gradient)
+    largest = max(np.ndindex(*image.shape), key=lambda place: abs(gradient[place]))
+    only[largest] = gradient[largest]
+    return msp(network(moved(image, only, epsilon, std)[None])[0].tolist(), temperature)
+
+
 def remoteness(cosines: Network) -> Network:
     def values(images: Array) -> Array:
         return np.array([-max(row) for row in cosines(images).tolist()])

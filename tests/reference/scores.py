@@ -20,6 +20,13 @@ def msp(row: Sequence[float], temperature: float = 1.0) -> float:
     return math.log(max(probabilities(row, temperature)))
 
 
+def doctor(row: Sequence[float], temperature: float = 1.0) -> float:
+    """``(1 - g) / g`` from the pairs of different classes, of which ``1 - g`` is the sum."""
+    p = probabilities(row, temperature)
+    differ = math.fsum(a * b for i, a in enumerate(p) for j, b in enumerate(p) if i != j)
+    return -differ / math.fsum(a * a for a in p)
+
+
 def max_logit(row: Sequence[float]) -> float:
     largest = row[0]
     for value in row:

@@ -35,7 +35,7 @@ class BatchReader:
         self._model = type(model).__name__
         self._takes = _parameters(model)
 
-    def read(self, loader: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor | None]]:
+    def read(self, loader: Iterable[Any], wanted: bool = True) -> Iterator[tuple[Inputs, Tensor | None]]:
         """Every batch; its labels are None if they are not wanted or not given."""
         if _gives_single_examples(loader):
             raise DataError(
@@ -44,7 +44,8 @@ class BatchReader:
             )
         for batch in loader:
             inputs, labels = self.split(batch)
-            yield inputs, None if labels is None or self.labels is False else as_labels(labels, len(inputs))
+            unused = labels is None or self.labels is False or not wanted
+            yield inputs, None if unused else as_labels(labels, len(inputs))
 
     def split(self, batch: Any) -> tuple[Inputs, Any]:
         """The model's inputs and the labels (or None) of one batch."""
@@ -195,14 +196,16 @@ def as_labels(labels: Any, rows: int) -> Tensor:
     return classes
 
 
-def first_batches(reader: BatchReader, loader: Iterable[Any], count: int) -> list[tuple[Inputs, Tensor | None]]:
-    """The first ``count`` rows of a loader, in its batches."""
+def first_batches(
+    reader: BatchReader, loader: Iterable[Any], count: int, labels: bool = True
+) -> list[tuple[Inputs, Tensor | None]]:
+    """The first ``count`` rows of a loader, in its batches, with labels if they are wanted."""
     kept: list[tuple[Inputs, Tensor | None]] = []
     left = count
-    for inputs, labels in reader.read(loader):
+    for inputs, classes in reader.read(loader, labels):
         if len(inputs) > left:
-            inputs, labels = inputs.split(left)[0], None if labels is None else labels[:left]
-        kept.append((inputs, labels))
+            inputs, classes = inputs.split(left)[0], None if classes is None else classes[:left]
+        kept.append((inputs, classes))
         left -= len(inputs)
         if left == 0:
             break

@@ -1,4 +1,4 @@
-"""Detectors based on the geometry of head and class means: fDBD, NCI, SHE, MCM."""
+"""Detectors based on the geometry of head and class means: fDBD, NCI, SHE, CADRef, MCM."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, Mean, Statistic
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
-from oodles.functional import msp
+from oodles.functional import energy, msp
 
 CLOSE = 1e-8  # two classes whose weight vectors are closer than this have no decision boundary between them
 
@@ -105,6 +105,50 @@ class SHE(Detector):
         return (embedding * self.patterns_[logits.argmax(dim=1)]).sum(dim=1)
 
 
+class CADRef(Detector):
+    """Distance to the predicted class's mean, split by the sign of its weights (Ling et al., CVPR 2025).
+
+    With ``d = h - mean_y`` and ``s = sign(w_y)`` for the predicted class ``y``, ``p = sum relu(d s) / |h|_1`` and
+    ``n = sum relu(-d s) / |h|_1``: ``-(p / energy(z) + n / mean ID energy)``. An energy below a thousandth of the mean
+    counts as that, because dividing by a negative one would reverse the ranking. A class that is never predicted on
+    training rows has the mean of all rows.
+    """
+
+    learns_from = ("embedding", "logits", "head")
+    scores_from = ("embedding", "logits")
+    means_: Tensor
+    signs_: Tensor
+    energy_: Tensor
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"means": ClassMeans(), "energy": Mean()}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        statistics["means"].add(batch.embedding, batch.logits.argmax(dim=1), batch.classes)
+        statistics["energy"].add(energy(batch.logits.double())[:, None])
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        mean_energy = statistics["energy"].value()
+        if not mean_energy > 0:
+            raise DataError(f"{self} divides by the mean ID energy, which is {float(mean_energy):.3g}; use fdbd or nci")
+        means = statistics["means"]
+        everything = (means.values() * means.counts[:, None]).sum(dim=0) / means.counts.sum()
+        self.means_ = torch.where(means.counts[:, None] > 0, means.values(), everything).float()
+        self.signs_, self.energy_ = head.weight.sign().float(), mean_energy.float()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        predicted = logits.argmax(dim=1)
+        away = (embedding - self.means_[predicted]) * self.signs_[predicted]
+        size = embedding.abs().sum(dim=1).clamp(min=1e-30)
+        with_sign, against = away.clamp(min=0).sum(dim=1) / size, (-away).clamp(min=0).sum(dim=1) / size
+        own = torch.maximum(energy(logits), 1e-3 * self.energy_)
+        return -(with_sign / own + against / self.energy_)
+
+
 class MCM(Detector):
     """Maximum softmax over cosines at temperature 1, as a logarithm, for cosine heads (Ming et al., NeurIPS 2022).
 
@@ -133,6 +177,12 @@ class MCM(Detector):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
+        norms = torch.linalg.vector_norm(head.weight.double(), dim=1)
+        if float(norms.max()) > 1.01 * float(norms.min()):
+            raise DataError(
+                f"{self} is for cosine heads, whose weights are normalised; here their norms go from "
+                f"{float(norms.min()):.3g} to {float(norms.max()):.3g}. Use msp for other heads"
+            )
         self.classes_ = F.normalize(head.weight)
 
     @override

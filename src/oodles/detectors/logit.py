@@ -145,7 +145,7 @@ class LogitDetector(Detector):
         if self.dense:
             return
         for shape in self.shape_stages():
-            shape.learn_shape(statistics)
+            shape.learn_shape(statistics, head)
         weight, sparsifier = head.weight, self.sparsifier()
         if sparsifier is not None:
             mean = statistics["mean"].value() if "mean" in statistics else weight.new_empty(0)
@@ -224,8 +224,8 @@ class Shape(Stage):
     def shape_stages(self) -> "tuple[Shape, ...]":
         return (self,)
 
-    def learn_shape(self, statistics: Mapping[str, Any]) -> None:
-        """Compute the shape's buffers from the statistics; most shapes have none."""
+    def learn_shape(self, statistics: Mapping[str, Any], head: Head) -> None:
+        """Compute the shape's buffers from the statistics and the dense head; most shapes have none."""
 
     def transform(self, embedding: Tensor) -> Tensor:
         """The shaped embedding."""

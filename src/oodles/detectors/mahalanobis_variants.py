@@ -1,4 +1,7 @@
-"""Variants of Mahalanobis on embeddings: relative, normalised, and as a Gaussian mixture."""
+"""Variants of Mahalanobis on embeddings: relative, normalised, and as Gaussian mixtures."""
+
+import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -6,9 +9,13 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.statistics import ClassMoments, Statistic
+from oodles.detectors.statistics import ClassMoments, MomentsPerClass, Statistic
 from oodles.detectors.tied_gaussian import TiedGaussian
+from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features, Head
+
+MOST_VALUES = 1 << 28  # numbers in the covariances of all classes together: 2 GB while fitting
+ROUNDING = 1e-12  # rows of length 1 whose summed variance is below this differ by no more than float32 rounding
 
 
 class _OnEmbeddings(Detector):
@@ -101,3 +108,73 @@ class GaussianMixture(_OnEmbeddings):
         distances = self.gaussian.relative_distances(g)
         excess = distances - distances.amin(dim=1, keepdim=True)
         return torch.logsumexp(self.prior_ - excess / 2, dim=1) - self.gaussian.nearest(g) / 2
+
+
+class DDU(Detector):
+    """Log density of one Gaussian per class, each with a covariance of its own, on embeddings of length 1.
+
+    ``logsumexp_c (log(n_c / N) - log|S_c| / 2 - d_c / 2)``, as in deep deterministic uncertainty (Mukhoti et al., CVPR
+    2023). ``ridge`` times the mean variance is added to each covariance. It holds a matrix per class; for many classes
+    or wide embeddings use ``gaussian_mixture``, in which all classes share one.
+    """
+
+    learns_from = ("embedding", "labels")
+    scores_from = ("embedding",)
+    means_: Tensor
+    whitening_: Tensor
+    constant_: Tensor
+
+    def __init__(self, *, ridge: float = 1e-4) -> None:
+        super().__init__()
+        if not ridge > 0:
+            raise ArgumentError(f"ridge={ridge} must be positive")
+        self.ridge = ridge
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"classes": MomentsPerClass()}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        if batch.classes * batch.width**2 > MOST_VALUES:
+            raise ArgumentError(
+                f"{self} would hold {batch.classes} covariances of {batch.width} x {batch.width} numbers, more than "
+                f"{MOST_VALUES:,} in all; use gaussian_mixture, in which all classes share one"
+            )
+        rows = F.normalize(batch.embedding.double(), dim=1)
+        statistics["classes"].add(rows, batch.column("labels"))
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        classes = statistics["classes"].moments
+        total = sum(moments.count for moments in classes.values())
+        means, whitenings, constants = [], [], []
+        for _, moments in sorted(classes.items()):
+            covariance = moments.covariance()
+            if not covariance.trace() > ROUNDING:
+                continue
+            ridge = self.ridge * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
+            variances, directions = torch.linalg.eigh(covariance + ridge)
+            means.append(moments.mean())
+            whitenings.append(directions / variances.sqrt())
+            constants.append(math.log(moments.count / total) - 0.5 * float(variances.log().sum()))
+        if not means:
+            raise DataError(f"{self}: the embedding does not vary within any class; give more rows per class")
+        if len(means) < len(classes):
+            warnings.warn(
+                f"{self}: {len(classes) - len(means)} of {len(classes)} classes have rows that are all equal and are "
+                "left out",
+                FitWarning,
+                stacklevel=2,
+            )
+        self.means_, self.whitening_ = torch.stack(means).float(), torch.stack(whitenings).float()
+        self.constant_ = torch.tensor(constants)
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        rows = F.normalize(embedding, dim=1)
+        distances = [
+            ((rows - mean) @ whitening).square().sum(dim=1)
+            for mean, whitening in zip(self.means_, self.whitening_, strict=True)
+        ]
+        return torch.logsumexp(self.constant_ - torch.stack(distances, dim=1) / 2, dim=1)

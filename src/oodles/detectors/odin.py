@@ -71,6 +71,7 @@ class ODIN(_OneColumn):
 
     grid = ODIN_GRID
     column = "logits"
+    share = 1.0
 
     def __init__(self, *, temperature: float = 1000.0, epsilon: float | None = None, std: Sequence[float] = ()) -> None:
         super().__init__(epsilon, std)
@@ -84,8 +85,14 @@ class ODIN(_OneColumn):
 
     @override
     def step(self, epsilon: float) -> Step:
-        name = write_call("odin", {"temperature": self.temperature, "epsilon": epsilon, "std": self.std})
-        return Step(name, NegativeLogProbability(self.temperature), epsilon, std=self.std)
+        name = write_call(self.text_name(), {"temperature": self.temperature, "epsilon": epsilon, "std": self.std})
+        return Step(name, NegativeLogProbability(self.temperature), epsilon, std=self.std, share=self.share)
+
+
+class IODIN(ODIN):
+    """ODIN with a step that moves only the input value with the largest gradient, as in OpenOOD."""
+
+    share = 0.0
 
 
 class GODIN(_OneColumn):

@@ -13,8 +13,9 @@ from oodles.detectors.adascale import AdaSCALE
 from oodles.detectors.base import Detector, class_key
 from oodles.detectors.default import DefaultEnsemble, ReActScaleDICE
 from oodles.detectors.ensemble import RankEnsemble
-from oodles.detectors.geometry import FDBD, MCM, NCI, SHE
+from oodles.detectors.geometry import FDBD, MCM, NCI, SHE, CADRef
 from oodles.detectors.gradnorm import ExGrad, GradNorm, GradUncertainty
+from oodles.detectors.gram import Gram
 from oodles.detectors.logit import (
     DOCTOR,
     GEN,
@@ -28,10 +29,11 @@ from oodles.detectors.logit import (
     ScoreDetector,
 )
 from oodles.detectors.mahalanobis import Mahalanobis
-from oodles.detectors.mahalanobis_variants import RMDS, GaussianMixture, MahalanobisPP
+from oodles.detectors.mahalanobis_variants import DDU, RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.neighbours import KNN, NNGuide
-from oodles.detectors.odin import GODIN, ODIN
-from oodles.detectors.shapes import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct
+from oodles.detectors.odin import GODIN, IODIN, ODIN
+from oodles.detectors.rankfeat import RankFeat
+from oodles.detectors.shapes import ASHB, ASHP, ASHS, LTS, SCALE, VRA, OptFS, ReAct
 from oodles.detectors.sparsifiers import (
     DICE,
     BottomK,
@@ -42,7 +44,7 @@ from oodles.detectors.sparsifiers import (
     WeightDropout,
     WeightPruning,
 )
-from oodles.detectors.subspace import NECO, Residual, ViM
+from oodles.detectors.subspace import NECO, PNML, Residual, ViM
 from oodles.detectors.training_logits import KLMatching, OpenMax, TempScale
 from oodles.detectors.weiper import WeiPer
 from oodles.errors import ArgumentError
@@ -84,6 +86,7 @@ BUILT_IN = (
         JointEnergy,
         "sum over classes of softplus(logit), for multi-label models",
         "Wang et al., NeurIPS 2021",
+        (),
     ),
     Entry("react", ReAct, "clip activations at a percentile of ID activations", "Sun, Guo & Li, NeurIPS 2021"),
     Entry("vra", VRA, "zero small activations, clip large ones", "Xu et al., NeurIPS 2023"),
@@ -92,6 +95,7 @@ BUILT_IN = (
     Entry("ash_s", ASHS, "keep each input's largest activations, scaled up", "Djurisic et al., ICLR 2023"),
     Entry("scale", SCALE, "scale each input by its sum over that of its largest activations", "Xu et al., ICLR 2024"),
     Entry("lts", LTS, "scale the logits by the square of the ratio in scale", "Djurisic et al., 2024"),
+    Entry("optfs", OptFS, "multiply activations by a factor for their size", "Zhao et al., ICLR 2024"),
     Entry("dice", DICE, "keep the weights that contribute most on ID data", "Sun & Li, ECCV 2022", _DICE),
     Entry("bottom_k", BottomK, "keep the weights that contribute least", _ABLATION),
     Entry("top_bottom_k", TopBottomK, "keep the contributions that are largest in absolute value", _ABLATION),
@@ -110,19 +114,25 @@ BUILT_IN = (
     Entry("rmds", RMDS, "Mahalanobis distance to the nearest class minus that to all data", "Ren et al., 2021"),
     Entry("mahalanobis_pp", MahalanobisPP, "Mahalanobis on normalised embeddings", "Mueller & Hein, ICML 2025"),
     Entry("gaussian_mixture", GaussianMixture, "log density of one Gaussian per class"),
+    Entry("ddu", DDU, "log density of one Gaussian per class with its own covariance", "Mukhoti et al., CVPR 2023"),
     Entry("knn", KNN, "cosine to the k-th nearest training embedding", "Sun et al., ICML 2022"),
     Entry("nnguide", NNGuide, "energy times the energy-weighted similarity to neighbours", "Park et al., ICCV 2023"),
     Entry("she", SHE, "inner product with the predicted class's mean embedding", "Zhang et al., ICLR 2023"),
     Entry("vim", ViM, "energy minus the norm outside the principal subspace", "Wang et al., CVPR 2022"),
     Entry("residual", Residual, "norm outside the principal subspace", "Wang et al., CVPR 2022"),
     Entry("neco", NECO, "fraction of the norm in the principal subspace", "Ben Ammar et al., ICLR 2024"),
+    Entry("pnml", PNML, "regret of the last layer's maximum likelihood", "Bibas et al., NeurIPS 2021"),
     Entry("fdbd", FDBD, "distance to the decision boundaries", "Liu & Qin, ICML 2024"),
     Entry("nci", NCI, "alignment with the predicted class's weights", "Liu & Qin, CVPR 2025"),
+    Entry("cadref", CADRef, "distance to the predicted class's mean, split by sign", "Ling et al., CVPR 2025"),
     Entry("mcm", MCM, "maximum softmax over the cosines of a cosine head", "Ming et al., NeurIPS 2022", ()),
     Entry("weiper", WeiPer, "histograms of activations and of noisy logits", "Granz et al., NeurIPS 2024"),
     Entry("adascale", AdaSCALE, "SCALE at a percentile per input, after an input step", "Regmi, 2025", ()),
     Entry("odin", ODIN, "softmax at temperature 1000 after an input step", "Liang et al., ICLR 2018", ()),
+    Entry("iodin", IODIN, "ODIN with a step of a single input value", "OpenOOD", ()),
     Entry("godin", GODIN, "largest cosine of a DeConf head after an input step", "Hsu et al., CVPR 2020", ()),
+    Entry("rankfeat", RankFeat, "energy without the first component of the last map", "Song et al., NeurIPS 2022", ()),
+    Entry("gram", Gram, "deviation of inner layers' Gram matrices from their range", "Sastry & Oore, ICML 2020", ()),
     Entry("react_scale_dice", ReActScaleDICE, "ReAct, SCALE and DICE one after another"),
     Entry("rank_ensemble", RankEnsemble, "several detectors combined by their ranks on ID data", "", ()),
     Entry("default", DefaultEnsemble, "five detectors of different kinds, combined by their ranks"),

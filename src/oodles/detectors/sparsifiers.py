@@ -15,7 +15,8 @@ class DICE(Sparsifier):
     """Keep only the weights that contribute most on ID data, then score with the energy (Sun & Li, ECCV 2022).
 
     ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet.
-    With ``shape=ReAct(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP.
+    With ``shape=ReAct(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP. Contributions are signed: a
+    negative weight of a unit that is negative on average counts as positive.
     """
 
     needs = ("mean",)

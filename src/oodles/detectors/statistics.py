@@ -135,6 +135,29 @@ class ClassMoments:
         self.counts = total
 
 
+class MomentsPerClass:
+    """Mean and covariance of each class that has rows, in float64.
+
+    >>> part = MomentsPerClass()
+    >>> part.add(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([3, 3, 1]))
+    >>> part.moments[3].covariance(), part.moments[1].count
+    (tensor([[1.]], dtype=torch.float64), 1)
+    """
+
+    def __init__(self) -> None:
+        self.moments: dict[int, Moments] = {}
+
+    def add(self, values: Tensor, labels: Tensor) -> None:
+        """Add the rows of one batch."""
+        for label in torch.unique(labels).tolist():
+            self.moments.setdefault(label, Moments()).add(values[labels == label])
+
+    def merge(self, other: "MomentsPerClass") -> None:
+        """Add another's rows."""
+        for label, moments in other.moments.items():
+            self.moments.setdefault(label, Moments()).merge(moments)
+
+
 class ClassMeans:
     """The mean row of each class, summed in float64.
 

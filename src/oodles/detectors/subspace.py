@@ -1,7 +1,10 @@
-"""Detectors based on the principal subspace of ID embeddings: ViM, Residual, NECO."""
+"""Detectors based on the principal subspace of ID embeddings: ViM, Residual, NECO, pNML."""
+
+import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
@@ -156,6 +159,56 @@ class NECO(Detector):
         share = inside / torch.linalg.vector_norm(x, dim=1).clamp(min=1e-12)
         score: Tensor = share * (max_logit(logits) + self.shift_)
         return score
+
+
+class PNML(Detector):
+    """Regret of the last layer's predictive normalised maximum likelihood (pNML; Bibas et al., NeurIPS 2021).
+
+    With ``x`` the embedding of length 1, ``P`` the pseudo-inverse of the sum of ``x x^T`` over training rows,
+    ``a = x^T P x`` and ``o`` the squared length of the part of ``x`` outside their span: ``k = max(o, a / (1 + a))``
+    and ``s = -log(sum_c p_c / (p_c + (1 - p_c) p_c^k)) / log C`` with the softmax ``p`` of the head at ``x``. An
+    embedding of zeros has no direction and counts as outside (``k = 1``); the formula would call it the most ID of all.
+    """
+
+    learns_from = ("embedding", "head")
+    scores_from = ("embedding",)
+    weight_: Tensor
+    bias_: Tensor
+    inverse_: Tensor
+    outside_: Tensor
+
+    @override
+    def begin(self) -> dict[str, Statistic]:
+        return {"moments": Moments()}
+
+    @override
+    def observe(self, batch: Features, statistics: Statistics) -> None:
+        statistics["moments"].add(F.normalize(batch.embedding.double(), dim=1))
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        moments = statistics["moments"]
+        second = moments.count * (moments.covariance() + torch.outer(moments.mean(), moments.mean()))
+        values, directions = torch.linalg.eigh(second)
+        kept = values > 1e-10 * values[-1]
+        self.inverse_ = (directions[:, kept] / values[kept].sqrt()).float()
+        self.outside_ = directions[:, ~kept].float()
+        self.weight_, self.bias_ = head.weight.float().clone(), head.full_bias().float().clone()
+
+    @override
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        unit = F.normalize(embedding, dim=1)
+        leverage = (unit @ self.inverse_).square().sum(dim=1, keepdim=True)
+        outside = (unit @ self.outside_).square().sum(dim=1, keepdim=True)
+        outside = torch.where((unit == 0).all(dim=1, keepdim=True), 1.0, outside)
+        power = torch.maximum(outside, leverage / (1 + leverage))
+        log_p = torch.log_softmax(F.linear(unit, self.weight_, self.bias_), dim=1)
+        rest = -torch.expm1(log_p)
+        # p / (p + (1 - p) p^k) is the sigmoid of (1 - k) log p - log(1 - p)
+        terms = torch.sigmoid((1 - power) * log_p - rest.log())
+        # the terms minus p are summed, because the p add up to 1 and the regret of an ID row is small
+        regret = torch.log1p((terms * rest * -torch.expm1(power * log_p)).sum(dim=1))
+        return -regret / math.log(max(2, log_p.shape[1]))
 
 
 def _check_dimension(dimension: int | None) -> int | None:

@@ -14,6 +14,7 @@ from oodles.functional import msp
 
 SAMPLE = 50_000
 FLOOR = 1e-30  # smaller probabilities are set to this, because 0 log 0 would be NaN
+FEW = 16  # up to this many times as many classes as are looked at, distances to all of them are faster than to those
 LARGEST_INVERSE = 1e3
 """Largest inverse temperature: if every row is classified correctly, the likelihood has no maximum."""
 
@@ -99,8 +100,7 @@ class OpenMax(_OnLabelledLogits):
     For every class, an extreme-value distribution is fitted to the ``tail`` largest distances of its correctly
     classified training logits from their mean. Each of the ``top`` largest logits of an input is reduced by the
     probability that its distance from that class is extreme; what is taken away becomes the logit of the unknown class,
-    and ``s = logsumexp(remaining) - unknown``. Logits are first shifted to be non-negative, because fractions of
-    negative ones would reverse the ranking.
+    and ``s = logsumexp(remaining) - unknown``: the logarithm of the odds that the input is of a known class.
     """
 
     centres_: Tensor
@@ -137,14 +137,24 @@ class OpenMax(_OnLabelledLogits):
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        distance = torch.cdist(logits, self.centres_, compute_mode="donot_use_mm_for_euclid_dist")
-        improbable = -torch.expm1(-((distance - self.place_) / self.width_).clamp(max=30).exp())
         count = min(self.top, logits.shape[1])
         weights = torch.arange(count, 0, -1, device=logits.device, dtype=logits.dtype) / count
         places = logits.topk(count, dim=1).indices
-        share = torch.zeros_like(logits).scatter(1, places, weights.expand_as(places)) * improbable
-        positive = logits - logits.amin(dim=1, keepdim=True)
-        return torch.logsumexp(positive * (1 - share), dim=1) - (positive * share).sum(dim=1)
+        share = torch.zeros_like(logits).scatter(1, places, weights * self._improbable(logits, places))
+        return torch.logsumexp(logits * (1 - share), dim=1) - (logits * share).sum(dim=1)
+
+    def _improbable(self, logits: Tensor, places: Tensor) -> Tensor:
+        """The probability that the distance from each of the top classes is extreme, ``(n, top)``."""
+        if logits.shape[1] <= FEW * places.shape[1]:
+            distance = torch.cdist(logits, self.centres_, compute_mode="donot_use_mm_for_euclid_dist")
+            return _extreme(distance, self.place_, self.width_).gather(1, places)
+        # one class at a time to keep memory small
+        own = [torch.linalg.vector_norm(logits - self.centres_[top], dim=1) for top in places.T]
+        return _extreme(torch.stack(own, dim=1), self.place_[places], self.width_[places])
+
+
+def _extreme(distance: Tensor, place: Tensor, width: Tensor) -> Tensor:
+    return -torch.expm1(-((distance - place) / width).clamp(max=30).exp())
 
 
 def with_labels(batch: Features) -> Tensor:

@@ -26,7 +26,9 @@ class WeiPer(Detector):
     data. ``s = -D(activations) - weight * D(logits) + confidence * mean of the copies' largest softmax probability``,
     where D is the symmetric Kullback-Leibler divergence and the input's histogram is smoothed over ``smooth`` and
     ``smooth_logits`` bins. The copies are drawn once, from ``seed``; the authors' code draws new ones for each batch.
-    Ranges and mean histograms come from a sample of training rows. It costs as much as ``repeats`` heads.
+    A window of an even number of bins takes its extra bin from below, not from above as in the authors' code, because
+    that ranks better here. Ranges and mean histograms come from a sample of training rows. It costs as much as
+    ``repeats`` heads.
     """
 
     learns_from = ("embedding", "head")

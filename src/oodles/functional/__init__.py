@@ -1,5 +1,6 @@
 """Pure mathematics: tensors in, tensors out, one formula per function. Detectors do not belong here."""
 
+from oodles.functional.maps import gram_row_sums, without_first_component
 from oodles.functional.quantiles import Quantiles, quantile
 from oodles.functional.scores import doctor, energy, entropy, gen, joint_energy, max_logit, msp
 from oodles.functional.shaping import (
@@ -24,6 +25,7 @@ __all__ = [
     "energy",
     "entropy",
     "gen",
+    "gram_row_sums",
     "joint_energy",
     "keep_largest",
     "keep_random",
@@ -36,4 +38,5 @@ __all__ = [
     "quantile",
     "scale_rows",
     "top_ratio",
+    "without_first_component",
 ]

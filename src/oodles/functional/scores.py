@@ -10,6 +10,8 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> energy(torch.zeros(1, 4)).exp()
     tensor([4.])
     """
+    if temperature == 1:
+        return torch.logsumexp(logits, dim=-1)
     return temperature * torch.logsumexp(logits / temperature, dim=-1)
 
 
@@ -23,10 +25,7 @@ def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> msp(torch.zeros(1, 4)).exp()
     tensor([0.2500])
     """
-    scaled = logits / temperature
-    largest, winner = scaled.max(dim=-1, keepdim=True)
-    others = (scaled - largest).exp().scatter(-1, winner, 0.0)
-    return -torch.log1p(others.sum(dim=-1))
+    return -torch.log1p(_relative_to_largest(logits / temperature).sum(dim=-1))
 
 
 def max_logit(logits: Tensor) -> Tensor:
@@ -69,14 +68,15 @@ def gen(logits: Tensor, gamma: float = 0.1, top: int = 100) -> Tensor:
 def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Negative odds that two draws from the softmax differ (DOCTOR-alpha; Granese et al., NeurIPS 2021).
 
-    The paper's score is :math:`-(1 - g)/g = 1 - 1/g` with :math:`g = \sum_c \pi_c^2`; returned is :math:`\log g`, which
-    gives the same ranking.
+    :math:`-(1 - g)/g` with :math:`g = \sum_c \pi_c^2`. With ``e_c = exp(z_c - max z)`` of the other classes it is
+    ``-(2 sum e + (sum e)^2 - sum e^2) / (1 + sum e^2)``, in which nothing near 1 is subtracted from 1.
 
-    >>> doctor(torch.zeros(1, 4)).exp()
-    tensor([0.2500])
+    >>> doctor(torch.zeros(1, 4))
+    tensor([-3.])
     """
-    scaled = logits / temperature
-    return torch.logsumexp(2 * scaled, dim=-1) - 2 * torch.logsumexp(scaled, dim=-1)
+    others = _relative_to_largest(logits / temperature)
+    total, squares = others.sum(dim=-1), others.square().sum(dim=-1)
+    return -(2 * total + (total.square() - squares)) / (1 + squares)
 
 
 def joint_energy(logits: Tensor) -> Tensor:
@@ -86,3 +86,9 @@ def joint_energy(logits: Tensor) -> Tensor:
     tensor([16.])
     """
     return torch.nn.functional.softplus(logits).sum(dim=-1)
+
+
+def _relative_to_largest(logits: Tensor) -> Tensor:
+    """``exp(z - max z)``, with 0 for the largest logit itself."""
+    largest, winner = logits.max(dim=-1, keepdim=True)
+    return (logits - largest).exp().scatter(-1, winner, 0.0)

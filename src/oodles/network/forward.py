@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 from oodles.columns import LAYER, Columns
 from oodles.data.inputs import Inputs
-from oodles.errors import ArgumentError, HeadError, OodlesError
+from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
 from oodles.network.classes import is_multilabel
 from oodles.network.head import locate_head
 from oodles.network.outputs import logits_of
 from oodles.network.probes import rejected
+from oodles.network.reductions import read_layer
 from oodles.network.taps import Tap, has_convolutions
 
 HeadName = str | Literal[False] | None
@@ -41,9 +42,9 @@ class ForwardPass:
     """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep."""
 
     def __init__(self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = ()) -> None:
-        unknown = [name for name in layers if name not in dict(network.named_modules())]
-        if unknown:
-            raise ArgumentError(f"layers= names {unknown[0]!r}, which is not a module of {type(network).__name__}")
+        modules = dict(network.named_modules())
+        for name in layers:
+            read_layer(name, modules, type(network).__name__)  # a wrong name is refused before anything runs
         self.network = network
         self.head = head
         self.layers = tuple(layers)
@@ -89,7 +90,7 @@ class ForwardPass:
         """One forward pass."""
         tap = self.find_head(inputs)
         try:
-            raw, entering, pooled = tap(inputs)
+            raw, entering, kept = tap(inputs)
         except OodlesError:
             raise
         except Exception as error:  # whatever the network's own code raises
@@ -107,7 +108,7 @@ class ForwardPass:
         if output.shape[1] == 1:
             self._check_single_logit(columns["logits"])
             columns["logits"] = F.pad(columns["logits"], (1, 0))
-        return Pass(output, columns | {LAYER + name: activation for name, activation in pooled.items()})
+        return Pass(output, columns | {LAYER + name: activation for name, activation in kept.items()})
 
     def _check_single_logit(self, logits: Tensor) -> None:
         """A single logit is taken as two classes; a number that may be a probability is refused."""

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from oodles.data.inputs import Inputs
 from oodles.errors import ArgumentError, HeadError
+from oodles.network.reductions import Layer, read_layer
 
 CONVOLUTIONS = ("conv2d", "conv3d")
 Arguments = tuple[Any, ...]
@@ -193,18 +194,19 @@ class Tap:
         modules = dict(model.named_modules())
         self._model = model
         self._points = {point: None if point.module is None else modules[point.module] for point in points}
-        self._layers = {name: modules[name] for name in layers}
+        read = [read_layer(name, modules, type(model).__name__) for name in layers]
+        self._layers = {layer: modules[layer.module] for layer in read}
 
     def __call__(self, inputs: Inputs) -> tuple[object, list[Tensor], dict[str, Tensor]]:
-        """The model's output, the inputs at the tap points in order, the layers' pooled outputs by name."""
+        """The model's output, the inputs at the tap points in order, what is kept of the layers by name."""
         caught: dict[TapPoint, Tensor] = {}
         activations: dict[str, Tensor] = {}
         with ExitStack() as stack:
             for point, module in self._points.items():
                 if module is not None:
                     stack.callback(module.register_forward_pre_hook(_catch(caught, point)).remove)
-            for name, module in self._layers.items():
-                stack.callback(module.register_forward_hook(_pool(activations, name)).remove)
+            for layer, module in self._layers.items():
+                stack.callback(module.register_forward_hook(_reduce(activations, layer)).remove)
             functional = {point.ordinal: point for point, module in self._points.items() if module is None}
             if functional:
                 stack.enter_context(_Catcher(functional, caught))
@@ -212,9 +214,9 @@ class Tap:
         missing = [point for point in self._points if point not in caught]
         if missing:
             raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
-        unused = [name for name in self._layers if name not in activations]
+        unused = [layer for layer in self._layers if layer.name not in activations]
         if unused:
-            raise HeadError(f"layer {unused[0]} did not run for this batch, so it has no activation to keep")
+            raise HeadError(f"layer {unused[0].module} did not run for this batch, so it has no activation to keep")
         return output, [caught[point] for point in self._points], activations
 
 
@@ -228,12 +230,12 @@ def _catch(caught: dict[TapPoint, Tensor], point: TapPoint) -> Callable[[nn.Modu
     return keep
 
 
-def _pool(activations: dict[str, Tensor], name: str) -> Callable[[nn.Module, Arguments, object], None]:
+def _reduce(activations: dict[str, Tensor], layer: Layer) -> Callable[[nn.Module, Arguments, object], None]:
     thread = get_ident()
 
     def keep(_: nn.Module, __: Arguments, output: object) -> None:
         if get_ident() == thread:
-            activations[name] = pooled(name, output)
+            activations[layer.name] = layer(output)
 
     return keep
 
@@ -265,18 +267,6 @@ def broadcast_units(vector: Tensor, entering: Tensor) -> Tensor:
         whole = vector.numel() == entering[0].numel()
         return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, *(1,) * (entering.ndim - 2))
     return vector
-
-
-def pooled(name: str, output: object) -> Tensor:
-    """A module's activation averaged over space (``n, c, h, w``) or tokens (``n, t, c``): ``(n, c)``."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]  # transformer blocks return the hidden states first
-    if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise HeadError(f"layer {name} returns {shape}; only feature maps, token sequences and vectors can be pooled")
-    if output.ndim == 4:
-        return output.mean(dim=(2, 3))
-    return output.mean(dim=1) if output.ndim == 3 else output
 
 
 # Reading the operands of each linear operation: (operation, position of the input, input, weight, bias)

@@ -42,7 +42,7 @@ def tune(
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before tuning it")
     against = any(detector.learns_against for detector in untuned)
-    batches = first_batches(BatchReader(unwrap(model), labels), loader, max_images)
+    batches = first_batches(BatchReader(unwrap(model), labels), loader, max_images, against)
     steps = distinct_steps(step for detector in untuned for step in detector.trials())
     if steps or against:
         movable(batches[0][0], f"tuning {untuned[0].spec}")

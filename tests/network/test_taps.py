@@ -1,0 +1,147 @@
+"""``Tap`` and the names of layers: what is kept of a module's output, and which names are refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from reference import maps as slow
+from support import networks
+from support.networks import batched, one_thread, pictures, seeded  # noqa: F401
+from torch import nn
+
+from oodles.errors import ArgumentError, HeadError
+from oodles.features import Features
+from oodles.network.extraction import extract
+from oodles.network.taps import Tap, eval_mode
+
+ROWS = 6
+
+
+def kept(model, *layers, rows=ROWS):
+    return extract(model, [pictures(rows)], layers=layers, labels=False).layers
+
+
+def maps_of(model, images=None):
+    with eval_mode(model):
+        return model.body(pictures(ROWS) if images is None else images).flatten(2).double().numpy()
+
+
+def test_a_layer_is_kept_in_several_ways_at_once():
+    model = seeded(networks.Net)
+    names = ("body", "body:rankfeat", "body:gram(3)", "body:relu+gram(1)")
+    layers, maps = kept(model, *names), maps_of(model)
+    assert set(layers) == set(names)
+    np.testing.assert_allclose(layers["body"], maps.mean(axis=2), rtol=1e-5, atol=1e-6)
+    without = [slow.without_first_component(each) for each in maps]
+    np.testing.assert_allclose(layers["body:rankfeat"], without, rtol=1e-3, atol=1e-5)
+    sums = np.array([slow.gram_row_sums(each, 3) for each in maps])
+    np.testing.assert_allclose(layers["body:gram(3)"], sums, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(layers["body:relu+gram(1)"], sums[:, : networks.WIDTH], rtol=1e-4, atol=1e-6)
+
+
+def test_a_relu_that_is_no_module_can_be_named():
+    model = seeded(networks.DenseNetLike)
+    features = extract(model, [pictures(ROWS)], layers=["norm", "norm:relu"], labels=False)
+    torch.testing.assert_close(features.layers["norm:relu"], features.embedding)
+    assert not torch.allclose(features.layers["norm"], features.embedding, atol=1e-2)
+
+
+def test_tokens_are_positions():
+    model = seeded(networks.Transformer).eval()
+    layers = kept(model, "encoder:rankfeat", "encoder:gram(2)")
+    with torch.no_grad():
+        tokens = model.encoder(model.patch(pictures(ROWS)).flatten(2).transpose(1, 2))
+    matrices = tokens.mT.double().numpy()
+    sums = [slow.gram_row_sums(each, 2) for each in matrices]
+    np.testing.assert_allclose(layers["encoder:gram(2)"], sums, rtol=1e-3, atol=1e-3)
+    assert layers["encoder:rankfeat"].shape == (ROWS, tokens.shape[2])
+
+
+def test_vectors_are_maps_of_one_position():
+    model = seeded(networks.Net)
+    layers = kept(model, "fc", "fc:gram(1)")
+    logits = layers["fc"].double()
+    torch.testing.assert_close(layers["fc:gram(1)"].double(), logits * logits.sum(dim=1, keepdim=True))
+    with pytest.raises(HeadError, match=r"layer fc:rankfeat: its maps have one position, .* nothing is left"):
+        kept(model, "fc:rankfeat")
+
+
+def test_a_module_whose_name_has_a_colon_is_itself():
+    model = nn.Sequential()
+    model.add_module("a:relu", nn.Linear(4, 3))
+    model.add_module("b", nn.Linear(3, 2))
+    _, _, activations = Tap(model, (), ["a:relu"])(lambda network: network(torch.ones(2, 4)))
+    torch.testing.assert_close(activations["a:relu"], model[0](torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "layers= names 'nowhere', which is not a module of Net"),
+        ("nowhere:rankfeat", "layers= names 'nowhere', which is not a module of Net"),
+        ("body:rankfeet", "layers= names 'body:rankfeet', but there is no reduction 'rankfeet'; there are relu, rankf"),
+        ("body:", "layers= names 'body:', but there is no reduction ''; there are relu"),
+        ("body:rankfeat(3)", "there is no reduction 'rankfeat(3)'; there are relu"),
+        ("body:relu+", "there is no reduction ''; there are relu"),
+        ("body:gram", "layers= names 'body:gram'; write gram(orders) with a whole number from 1 to 10"),
+        ("body:gram(0)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:gram(11)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:gram(2.5)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:gram(True)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:gram(orders=5)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:rankfeat+relu", "which has more than relu and one reduction; there are relu"),
+        ("body:__import__('os')", "but there is no reduction"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused_in_one_line_before_anything_runs(name, message):
+    model = seeded(networks.Net)
+    with pytest.raises(ArgumentError, match=re.escape(message)) as caught:
+        kept(model, name)
+    assert "\n" not in str(caught.value)
+    assert model.body.calls == 0
+
+
+def test_stores_hold_reduced_layers(tmp_path):
+    model = seeded(networks.Net)
+    names = ["body", "body:rankfeat", "body:gram(2)"]
+    want = extract(model, batched(20, 5), layers=names)
+    extract(model, batched(20, 5), layers=names, store=tmp_path / "store")
+    stored = Features.load(tmp_path / "store")
+    assert set(stored.layers) == set(names)
+    for name in names:
+        assert torch.equal(stored.layers[name], want.layers[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_maps_are_reduced_in_float32(dtype):
+    """The squares of these activations are beyond the largest float16."""
+    model = seeded(networks.Net).eval()
+    images = pictures(ROWS) * 300
+    names = ("body:gram(5)", "body:rankfeat")
+    wide = Tap(model, (), names)(lambda network: network(images))[2]
+    half = Tap(model.to(dtype), (), names)(lambda network: network(images.to(dtype)))[2]
+    for name in names:
+        assert half[name].dtype == torch.float32
+        assert (half[name] - wide[name]).abs().max() < 0.05 * wide[name].abs().max()
+
+
+def test_under_autocast_maps_are_reduced_in_float32():
+    model = seeded(networks.Net).eval()
+    tap = Tap(model, (), ["body:rankfeat"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = tap(lambda network: network(pictures(ROWS)))[2]["body:rankfeat"]
+        maps = model.body(pictures(ROWS))
+    assert maps.dtype == torch.bfloat16
+    want = [slow.without_first_component(each) for each in maps.flatten(2).double().detach().numpy()]
+    np.testing.assert_allclose(got.detach(), want, rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_pass_through_reductions():
+    model = seeded(networks.Net).eval()
+    images = pictures(2).requires_grad_()
+    layers = Tap(model, (), ["body:rankfeat", "body:gram(1)"])(lambda network: network(images))[2]
+    for vectors in layers.values():
+        (gradient,) = torch.autograd.grad(vectors.sum(), images, retain_graph=True)
+        assert torch.isfinite(gradient).all()
+        assert gradient.abs().max() > 0
