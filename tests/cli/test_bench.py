@@ -243,6 +243,10 @@ def test_other_images_under_the_same_name_are_refused(refused, benched):
         (bench_arguments("--ood", "../escaped=grey"), "must be NAME=PATH"),
         (bench_arguments("--ood", "more=nowhere"), "nowhere does not exist"),
         (bench_arguments("--mean", "1,2"), "must be three numbers"),
+        (
+            ["bench", "cifar10", "--data", "data", "--size", "224"],
+            "cifar10 has its own preprocessing; leave out --size",
+        ),
         (bench_arguments("--checkpoint", "other/one.pt"), "two checkpoints are called 'one'"),
         (bench_arguments("--limit", "0"), "--limit 0 must be at least 1"),
         (bench_arguments("--without", "svhn"), "--without svhn leaves out a set of a suite; name a suite"),

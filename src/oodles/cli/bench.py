@@ -67,10 +67,10 @@ def bench(
     limit: common.LimitOption = None,
     out: Annotated[Path | None, Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).")] = None,
     head: common.HeadOption = None,
-    size: common.SizeOption = 224,
+    size: common.OwnSizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.MeanOption = common.IMAGENET_MEAN,
-    std: common.StdOption = common.IMAGENET_STD,
+    mean: common.OwnMeanOption = None,
+    std: common.OwnStdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
     as_json: common.JsonOption = False,
@@ -93,7 +93,11 @@ def bench(
     for name in table or []:
         check_choice("table", name, (*TABLE_NAMES, "all"))
     tables = list(TABLE_NAMES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    options = image_options(size, resize, mean, std)
+    if suite is not None and any(option is not None for option in (size, resize, mean, std)):
+        raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
+    options = image_options(
+        224 if size is None else size, resize, mean or common.IMAGENET_MEAN, std or common.IMAGENET_STD
+    )
     runs = _runs(checkpoint or [])
     own_paths = {"train": train, "test": test, **named_paths(ood or [])}
     check_out(out)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 console = Console(emoji=False)
 notices = Console(stderr=True, emoji=False)
 
+IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
 ModelOption = Annotated[
     str,
     Option(
@@ -36,6 +37,11 @@ SizeOption = Annotated[int, Option(help="Input size: the shorter side becomes --
 ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
 MeanOption = Annotated[str, Option(help="Mean of each channel, 0 to 1, comma-separated.")]
 StdOption = Annotated[str, Option(help="Standard deviation of each channel, comma-separated.")]
+OwnSizeOption = Annotated[int | None, Option(help="Input size of your own model. Default: 224. A suite has its own.")]
+OwnMeanOption = Annotated[
+    str | None, Option(help=f"Mean of each channel, for your own model. Default: {IMAGENET_MEAN}.")
+]
+OwnStdOption = Annotated[str | None, Option(help=f"Standard deviation of each channel. Default: {IMAGENET_STD}.")]
 KnownSizeOption = Annotated[int | None, Option(help="As given to extract; the guard remembers it.")]
 KnownMeanOption = Annotated[str | None, Option(help="As given to extract.")]
 KnownStdOption = Annotated[str | None, Option(help="As given to extract.")]
@@ -44,7 +50,6 @@ LimitOption = Annotated[int | None, Option(help="Use at most this many images of
 SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 DataOption = Annotated[Path, Option(help="Folder with the datasets, each unpacked as its archive is.")]
-IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
 
 
 def notice(text: str, label: str = "") -> None:
