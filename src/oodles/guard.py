@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -75,6 +76,8 @@ class Guard(nn.Module):
         self.class_names = class_names(unwrap(model), None, classes)
         self.multilabel = multilabel
         self._reader = BatchReader(unwrap(model))
+        self._columns = (*INPUTS, *extra_columns(detector))
+        self._steps = steps_of([detector])
         self._forward: ForwardPass | None = None
         self.eval()
 
@@ -141,7 +144,6 @@ class Guard(nn.Module):
         self._forward = None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
-    @torch.no_grad()
     def forward(self, *inputs: Any, **named: Any) -> Verdict:
         """Label, score and decision for each input, from one forward pass plus those of the detector's input steps.
 
@@ -150,10 +152,11 @@ class Guard(nn.Module):
         """
         logits, seen = self._run(inputs, named)
         empty = logits.new_empty(len(logits), 0)
-        columns = [seen.get(name, empty) for name in (*INPUTS, *extra_columns(self.detector))]
+        columns = [seen.get(name, empty) for name in self._columns]
         # scores are computed where and as the detector was fitted, whatever device and precision the model runs in
         like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), columns[0].float())
-        with torch.autocast(logits.device.type, enabled=False):
+        kind = logits.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             score = self.detector(*(column.to(like) for column in columns)).to(logits.device)
         # clipping would make an infinite activation an ordinary one, and +inf would pass every threshold
         finite = torch.isfinite(torch.cat(columns, dim=1)).all(dim=1)
@@ -171,7 +174,7 @@ class Guard(nn.Module):
             batch = Inputs(inputs, {name: value for name, value in named.items() if name not in LABEL_KEYS})
         if self.model.training:
             self.model.eval()
-        seen = run_with_steps(self._forward_pass(batch), batch, steps_of([self.detector]))
+        seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
         classes = seen.columns["logits"].shape[1]
         if len(self.class_names) not in (0, classes):
             raise ArgumentError(f"classes= has {len(self.class_names)} names, but the model has {classes} classes")
@@ -207,7 +210,7 @@ class Guard(nn.Module):
             check_head(self.detector, found_head)
         if forward.multilabel if self.multilabel is None else self.multilabel:
             check_multilabel(self.detector)
-        self._forward = forward
+        self._forward, self._steps = forward, steps_of([self.detector])
         return forward
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:

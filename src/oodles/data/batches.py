@@ -49,6 +49,8 @@ class BatchReader:
 
     def split(self, batch: Any) -> tuple[Inputs, Any]:
         """The model's inputs and the labels (or None) of one batch."""
+        if isinstance(batch, Tensor) and batch.ndim > 1 and self._takes.most:
+            return Inputs((batch,)), None  # the usual case, at every call of a guard
         if isinstance(batch, Inputs):
             return batch, None
         if isinstance(batch, Mapping):

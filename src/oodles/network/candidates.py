@@ -83,9 +83,11 @@ class LocatedHead:
         Those are handled elsewhere: Features refuses them, Guard never calls them ID.
         """
         allowed, same_shape = TOLERANCE.get(output.dtype, STRICT), predicted.shape == output.shape
-        # strictly less, because infinite logits would make both sides infinite
-        if same_shape and (predicted - output).abs().amax() < allowed * output.abs().amax().clamp(min=1e-2):
-            return
+        if same_shape:
+            gap, size = (float(torch.linalg.vector_norm(each, torch.inf)) for each in (predicted - output, output))
+            # strictly less, because infinite logits would make both sides infinite
+            if gap < allowed * max(size, 1e-2):
+                return
         finite = torch.isfinite(predicted).all(dim=1) & torch.isfinite(output).all(dim=1)
         gap = relative_gap(predicted[finite], output[finite])
         if gap > allowed:
