@@ -155,11 +155,8 @@ def _contributions(setting: _Setting, detector: Detector) -> Sequence[Contributi
 def _shaped(detector: LogitDetector, embedding: Tensor) -> Tensor:
     """Shaped embeddings times the logit factor, which is one more column: ``(n, m + 1)`` in float64."""
     embedding = embedding if detector.dense else embedding.to(detector.weight_)
-    factor = embedding.new_ones(len(embedding), 1)
-    for shape in detector.shape_stages():
-        of_shape = shape.logit_factor(embedding)
-        factor = factor if of_shape is None else factor * of_shape
-        embedding = shape.transform(embedding)
+    embedding, factors = detector.shaped(embedding)
+    factor = math.prod(factors, start=embedding.new_ones(len(embedding), 1))
     return torch.cat([embedding.double() * factor.double(), factor.double()], dim=1).cpu()
 
 

@@ -36,10 +36,10 @@ def test_the_model_is_called_with_the_arguments_as_they_are():
 
 def test_arguments_have_names():
     inputs = Inputs((IMAGES, IDS, 0.5), {"mask": IDS, "size": (8, 8)})
-    assert list(inputs.named()) == ["images", "input 1", "input 2", "mask", "size"]
-    assert list(inputs.batched()) == ["images", "input 1", "mask"]
+    assert list(inputs.named) == ["images", "input 1", "input 2", "mask", "size"]
+    assert list(inputs.batched) == ["images", "input 1", "mask"]
     assert list(inputs.floating()) == ["images"]
-    assert list(Inputs((), {"input_ids": IDS}).named()) == ["input_ids"]
+    assert list(Inputs((), {"input_ids": IDS}).named) == ["input_ids"]
 
 
 def test_an_argument_by_the_name_of_a_positional_one_hides_none():

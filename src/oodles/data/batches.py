@@ -223,9 +223,9 @@ def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tupl
     """
     batches = first_batches(reader, loader, count)
     for inputs, _ in batches:
-        if len(inputs.batched()) != 1 or len(inputs.floating()) != 1:
+        if len(inputs.batched) != 1 or len(inputs.floating()) != 1:
             raise DataError(
-                f"synthetic outliers are made from images, the loader gave {describe_inputs(inputs.named())}; make "
+                f"synthetic outliers are made from images, the loader gave {describe_inputs(inputs.named)}; make "
                 "them from embeddings instead: oodles.selection.mixed_features"
             )
     images = torch.cat([next(iter(inputs.floating().values())) for inputs, _ in batches])

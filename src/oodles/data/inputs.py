@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,38 +28,40 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in self.named().items():
+        for name, value in self.named.items():
             if _may_have_rows(value):
                 raise DataError(f"the model's {name} is a {type(value).__name__}; give a tensor with one row per input")
-        counts = {name: _rows(value) for name, value in self.batched().items()}
+        counts = {name: _rows(value) for name, value in self.batched.items()}
         if not counts or 0 in counts.values():
-            got = describe_inputs(self.named()) or "nothing"
+            got = describe_inputs(self.named) or "nothing"
             raise DataError(f"the model was given {got}; give at least one row of tensors")
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
             raise DataError(f"the model's inputs differ in rows ({listed}); each needs one row per input")
 
     def __len__(self) -> int:
-        return _rows(next(iter(self.batched().values())))
+        return _rows(next(iter(self.batched.values())))
 
     def __call__(self, model: Callable[..., Any]) -> Any:
         """The model's output."""
         return model(*self.args, **self.kwargs)
 
+    @cached_property
     def named(self) -> dict[str, Any]:
         """Every argument by its name, those given by position as ``images``, ``input 1``, ``input 2``, ..."""
         first = "input 0" if IMAGES in self.kwargs else IMAGES
         by_position = {(f"input {place}" if place else first): value for place, value in enumerate(self.args)}
         return by_position | dict(self.kwargs)
 
+    @cached_property
     def batched(self) -> dict[str, Tensor | PackedSequence]:
         """The arguments that have one row per input."""
-        return {name: value for name, value in self.named().items() if _is_batched(value)}
+        return {name: value for name, value in self.named.items() if _is_batched(value)}
 
     def tensors(self) -> dict[str, Tensor]:
         """The same as plain tensors, a packed sequence as its parts."""
         found: dict[str, Tensor] = {}
-        for name, value in self.batched().items():
+        for name, value in self.batched.items():
             if isinstance(value, Tensor):
                 found[name] = value
             else:
@@ -71,7 +73,7 @@ class Inputs:
         """The floating-point tensors among the arguments."""
         return {
             name: value
-            for name, value in self.batched().items()
+            for name, value in self.batched.items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
 

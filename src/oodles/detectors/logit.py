@@ -162,14 +162,20 @@ class LogitDetector(Detector):
         """The logits of the shaped embedding under the sparsified head: one matrix product, whatever the stages."""
         if self.dense:
             return logits
-        factors = []
-        for shape in self.shape_stages():
-            factors.append(shape.logit_factor(embedding))
-            embedding = shape.transform(embedding)
+        embedding, factors = self.shaped(embedding)
         logits = F.linear(embedding, self.weight_, self.bias_)
         for factor in factors:
-            logits = logits if factor is None else logits * factor
+            logits = logits * factor
         return logits
+
+    def shaped(self, embedding: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding after all shapes, and what the logits are multiplied by."""
+        factors = []
+        for shape in self.shape_stages():
+            factor = shape.logit_factor(embedding)
+            factors += [] if factor is None else [factor]
+            embedding = shape.transform(embedding)
+        return embedding, factors
 
     def with_p(self, p: float) -> "LogitDetector":
         """The same detector, not fitted, with another sparsity."""

@@ -96,13 +96,13 @@ def _loss(labels: Tensor) -> Objective:
 def movable(inputs: Inputs, what: str) -> Tensor:
     """The one input that a gradient step can move; integers, such as token ids, and several inputs are refused."""
     floating = list(inputs.floating().values())
-    first = next(iter(inputs.batched().values()))
+    first = next(iter(inputs.batched.values()))
     # a floating-point mask beside token ids is not what a step should move
     if len(floating) != 1 or floating[0] is not first:
         several = "several floating-point inputs" if len(floating) > 1 else "an integer input first"
         count = several if floating else "no floating-point input"
         raise ArgumentError(
-            f"{what} moves one floating-point input, and the model takes {count}: {describe_inputs(inputs.named())}; "
+            f"{what} moves one floating-point input, and the model takes {count}: {describe_inputs(inputs.named)}; "
             "use a detector without input steps"
         )
     return floating[0]

@@ -69,7 +69,7 @@ def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
         hint = f"its weights are {weights}; convert the inputs or the model"
     elif not kinds and any(words in reason.lower() for words in ("dtype", "scalar type", "input type")):
         hint = "if it takes images, convert them to floating point and normalise them"
-    return DataError(f"{name} does not accept {describe_inputs(inputs.named())} ({reason}); {hint}")
+    return DataError(f"{name} does not accept {describe_inputs(inputs.named)} ({reason}); {hint}")
 
 
 def _noise_probes(inputs: Inputs) -> tuple[Inputs, Inputs]:
