@@ -2,11 +2,11 @@
 
 import argparse
 
-from benchmarks import detectors, dice, extraction, metrics, neighbours, suite
+from benchmarks import detectors, dice, extraction, guard, metrics, neighbours, suite
 
 BENCHMARKS = {
     module.__name__.removeprefix("benchmarks."): module
-    for module in (dice, detectors, neighbours, metrics, extraction, suite)
+    for module in (dice, detectors, neighbours, metrics, extraction, guard, suite)
 }
 
 

@@ -17,12 +17,12 @@ def main() -> None:
 
     def plain() -> None:
         with torch.no_grad():
-            for batch in images.split(128):
+            for batch in torch.split(images, 128):
                 model(batch)
 
     def bare() -> None:
         with torch.no_grad():
-            for batch in images.split(32):
+            for batch in torch.split(images, 32):
                 model(batch.contiguous(memory_format=torch.channels_last))
 
     seconds = paired(

@@ -14,7 +14,6 @@ import torch
 
 from oodles.bench.experiment import Extraction, run_tables
 from oodles.bench.suites import SUITES
-from oodles.data.batches import split_batch
 from oodles.data.loaders import ImageLoader
 from oodles.detectors import parse
 from oodles.detectors.network_detector import needs_network
@@ -36,7 +35,7 @@ def main() -> None:
     network.eval()
     train, test = record.open_id(data)
     sets = {name: part.sample(LIMIT) for name, part in {"train": train, "test": test, **record.open_ood(data)}.items()}
-    images = [split_batch(batch)[0] for part in sets.values() for batch in ImageLoader(part, record.transform)]
+    images = [batch[0] for part in sets.values() for batch in ImageLoader(part, record.transform)]
 
     def bare() -> None:
         with torch.no_grad():

@@ -78,7 +78,8 @@ class Guard(nn.Module):
         self.multilabel = multilabel
         self._reader = BatchReader(unwrap(model))
         self._columns = (*INPUTS, *extra_columns(detector))
-        self._steps: tuple[Step, ...] = ()  # set with the forward pass
+        self._steps: tuple[Step, ...] = ()  # set with the forward pass, as is the buffer below
+        self._like: Tensor | None = None
         self._forward: ForwardPass | None = None
         self.eval()
 
@@ -152,17 +153,15 @@ class Guard(nn.Module):
         it; labels are ignored.
         """
         logits, seen = self._run(inputs, named)
-        empty = logits.new_empty(len(logits), 0)
-        columns = [seen.get(name, empty) for name in self._columns]
+        columns = [seen[name] if name in seen else logits.new_empty(len(logits), 0) for name in self._columns]
         # scores are computed where and as the detector was fitted, whatever device and precision the model runs in
-        like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), columns[0].float())
+        like = columns[0].float() if self._like is None else self._like
         kind = logits.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             score = self.detector(*(column.to(like) for column in columns)).to(logits.device)
         # clipping would make an infinite activation an ordinary one, and +inf would pass every threshold
-        # zero times a number is zero unless it is NaN or infinite: half the operations of isfinite
-        finite = torch.cat(columns, dim=1).mul(0).sum(dim=1) == 0
-        score = torch.where(finite, score, torch.nan)
+        # zero times a number is zero unless it is NaN or infinite: a third of the operations of isfinite
+        score = score + torch.cat(columns, dim=1).mul(0).sum(dim=1).to(score)
         return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
 
     @torch.no_grad()
@@ -213,6 +212,7 @@ class Guard(nn.Module):
         if forward.multilabel if self.multilabel is None else self.multilabel:
             check_multilabel(self.detector)
         self._forward, self._steps = forward, steps_of([self.detector])
+        self._like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), None)
         return forward
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:

@@ -28,6 +28,8 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor) and any(self.args[0].shape[:1]):
+            return  # one tensor, as at most calls of a guard
         for name, value in self.named.items():
             if _may_have_rows(value):
                 raise DataError(f"the model's {name} is a {type(value).__name__}; give a tensor with one row per input")
@@ -40,7 +42,7 @@ class Inputs:
             raise DataError(f"the model's inputs differ in rows ({listed}); each needs one row per input")
 
     def __len__(self) -> int:
-        return _rows(next(iter(self.batched.values())))
+        return next(_rows(value) for value in (*self.args, *self.kwargs.values()) if _is_batched(value))
 
     def __call__(self, model: Callable[..., Any]) -> Any:
         """The model's output."""
@@ -114,7 +116,7 @@ def describe_inputs(arguments: Mapping[str, Any]) -> str:
 
 
 def _is_batched(value: Any) -> bool:
-    return isinstance(value, PackedSequence) or (isinstance(value, Tensor) and value.ndim > 0)
+    return (isinstance(value, Tensor) and value.ndim > 0) or isinstance(value, PackedSequence)
 
 
 def _may_have_rows(value: Any) -> bool:

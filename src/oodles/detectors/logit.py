@@ -7,7 +7,7 @@ and DICE's mask comes from the unclipped mean, as in its authors' code.
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class LogitDetector(Detector):
         self.sparsify = None if sparsify is None else _stage("sparsify", sparsify, Sparsifier)
         self.scoring = Score(score)
 
-    @property
+    @cached_property
     def dense(self) -> bool:
         """Whether nothing precedes the score, so that the network's own logits are scored, bit for bit."""
         sparsifier = self.sparsifier()

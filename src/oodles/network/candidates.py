@@ -82,6 +82,8 @@ class LocatedHead:
 
         Those are handled elsewhere: Features refuses them, Guard never calls them ID.
         """
+        if torch.equal(predicted, output):
+            return  # as for a plain linear layer, at every call of a guard
         allowed, same_shape = TOLERANCE.get(output.dtype, STRICT), predicted.shape == output.shape
         if same_shape:
             gap, size = (float(torch.linalg.vector_norm(each, torch.inf)) for each in (predicted - output, output))
@@ -261,8 +263,8 @@ def output_rows(call: LinearCall) -> Tensor | None:
 
 def as_rows(entering: Tensor, width: int) -> Tensor:
     """A linear operation's input as ``(n, width)``, averaged over space or tokens if it has such."""
-    if entering[0].numel() == width:
-        return entering.reshape(len(entering), width)
+    if entering.shape[1:].numel() == width:
+        return entering.reshape(len(entering), width) if entering.ndim > 2 else entering
     return entering.flatten(2).mean(dim=2) if entering.ndim >= 4 else entering.mean(dim=1)
 
 

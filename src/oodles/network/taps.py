@@ -7,7 +7,7 @@ whatever happens inside.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
@@ -194,6 +194,7 @@ class Tap:
         modules = dict(model.named_modules())
         self._model = model
         self._points = {point: None if point.module is None else modules[point.module] for point in points}
+        self._functional = {point.ordinal: point for point in points if point.module is None}
         read = [read_layer(name, modules, type(model).__name__) for name in layers]
         self._layers = {layer: modules[layer.module] for layer in read}
 
@@ -201,16 +202,18 @@ class Tap:
         """The model's output, the inputs at the tap points in order, what is kept of the layers by name."""
         caught: dict[TapPoint, Tensor] = {}
         activations: dict[str, Tensor] = {}
-        with ExitStack() as stack:
+        hooks: list[RemovableHandle] = []
+        try:
             for point, module in self._points.items():
                 if module is not None:
-                    stack.callback(module.register_forward_pre_hook(_catch(caught, point)).remove)
+                    hooks.append(module.register_forward_pre_hook(_catch(caught, point)))
             for layer, module in self._layers.items():
-                stack.callback(module.register_forward_hook(_reduce(activations, layer)).remove)
-            functional = {point.ordinal: point for point, module in self._points.items() if module is None}
-            if functional:
-                stack.enter_context(_Catcher(functional, caught))
-            output = inputs(self._model)
+                hooks.append(module.register_forward_hook(_reduce(activations, layer)))
+            with _Catcher(self._functional, caught) if self._functional else nullcontext():
+                output = inputs(self._model)
+        finally:
+            for hook in hooks:
+                hook.remove()
         missing = [point for point in self._points if point not in caught]
         if missing:
             raise HeadError(f"the last layer ({missing[0].module or 'functional'}) did not run for this batch")
