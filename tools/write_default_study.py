@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pages import write_page
-from study_networks import NETWORKS, Network, outlier_images, prepare
+from study_networks import LATER, NETWORKS, POSITIVE, SIGNED, Network, outlier_images, prepare
 from study_tables import (
     PERCENTILES,
     PUBLISHED,
@@ -30,23 +31,32 @@ from study_tables import (
     predictors,
     select_verdict,
     sets_verdict,
+    shortfalls,
     table,
     verdict,
 )
 from torch import Tensor
 
 from oodles.detectors import DefaultEnsemble, Detector, ReActScaleDICE, combine, default_detector, fit_together, parse
-from oodles.detectors.ensemble import log_rank, rank, reference_quantiles
+from oodles.detectors.ensemble import centre_and_spread
 from oodles.features import Features
 from oodles.metrics import evaluate
 from oodles.network.extraction import extract
 from oodles.selection.detector import candidate_list, select
 from oodles.selection.outliers import KINDS, NOISE
 
+Floats = npt.NDArray[np.float64]
 CLIPS, SCALES, DROPS = (90, 95, 96, 97, 98, 99), (50, 60, 65, 70, 80, 90), (0.0, 0.02, 0.05, 0.1, 0.3, 0.9)
-SHAPED = ("ash_b(90)", "ash_s(90)", "scale(85)", "lts(95)", "dice(0.9)", "vra(60)", "react(95)", "energy", "gradnorm")
+SHAPED = (
+    *("ash_b(90)", "ash_s(90)", "scale(85)", "lts(95)", "dice(0.9)", "vra(60)", "react(95)", "energy", "gradnorm"),
+    *("cadref", "optfs"),
+)
 GEOMETRY = ("fdbd", "nci", "she")
-DISTANCE = ("mahalanobis_pp", "knn(5, 2000)", "vim", "nnguide")
+DISTANCE = ("mahalanobis_pp", "knn(5, 2000)", "vim", "nnguide", "pnml", "residual")
+FOR_SIGNED = (
+    *("react_scale_dice", "ash_b(90)", "vra(60)", "energy", "fdbd", "nci", "nnguide", "mahalanobis", "mahalanobis_pp"),
+    *("knn(5, 2000)", "vim", "residual", "pnml"),
+)
 SPLITS = 4
 
 
@@ -56,7 +66,9 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--store", type=Path, default=Path("oodles-store"), help="folder for the features")
     arguments = parser.parse_args()
-    networks = {name: prepare(name, arguments.data, arguments.store) for name in NETWORKS}
+    networks, signed = (
+        {name: prepare(name, arguments.data, arguments.store) for name in names} for names in (POSITIVE, SIGNED)
+    )
     default, chain = default_detector(), ReActScaleDICE().spec
     assert isinstance(default, DefaultEnsemble)
     clip, scale, drop, _ = chain.split("+")
@@ -96,21 +108,27 @@ def main() -> None:
             share = float((network.train.embedding > 0).double().mean())
             text = f"react({100 - (100 - p) * share:.5f})+{scale}+{drop}"
             fpr95[name][f"positive {p}"], auroc[name][f"positive {p}"] = averages(network, [text])[0]
+    singles = list(dict.fromkeys(parse(text).spec for text in (*PUBLISHED, chain, default.spec)))
+    signed_fpr95, signed_auroc = measured(signed, singles)
     choices, seconds = {}, {}
     for name, network in networks.items():
         start = time.perf_counter()
         choices[name] = select(train=network.train, held_out=network.held_out, outliers=network.outliers)
         seconds[name] = time.perf_counter() - start
     draw(varied, fpr95, chain)
-    sets = set_scores(networks)
-    crossed_sets, chosen_sets = crossed_sets_of(sets, fpr95)
+    sets, signed_sets = set_scores(networks, structured_sets()), set_scores(signed, some_of(FOR_SIGNED))
+    crossed_sets, chosen_sets = crossed_sets_of(sets)
+    crossed_signed, chosen_signed = crossed_sets_of(signed_sets)
     splits = [split_score(networks.values(), default.detectors, seed) for seed in range(SPLITS)]
+    later = {name: prepare(name, arguments.data, arguments.store) for name in LATER}
+    later_fpr95, later_auroc = measured(later, singles)
     write_page(
         "default-detector",
         default=default.spec,
         name=type(default).__name__,
         members=", ".join(f"`{member}`" for member in default.detectors),
-        networks=described(networks),
+        signed_members=", ".join(f"`{member}`" for member in default.signed),
+        networks=described(networks | signed | later),
         table=table([*PUBLISHED, chain, default.spec], fpr95, auroc),
         verdict=verdict(fpr95, chain, default.spec),
         chain=chain,
@@ -126,7 +144,16 @@ def main() -> None:
         geometry=", ".join(GEOMETRY),
         distance=", ".join(DISTANCE),
         crossed_sets=crossed_sets,
-        sets_verdict=sets_verdict(chosen_sets, fpr95),
+        sets_verdict=sets_verdict(chosen_sets, fpr95, default.spec),
+        signed_table=table(singles, signed_fpr95, signed_auroc),
+        signed_shortfalls=shortfalls(signed_fpr95, default.spec),
+        signed_count=len(signed_sets),
+        for_signed=", ".join(FOR_SIGNED),
+        crossed_signed=crossed_signed,
+        signed_verdict=sets_verdict(chosen_signed, signed_fpr95, default.spec),
+        later_table=table(singles, later_fpr95, later_auroc),
+        later_shortfalls=shortfalls(later_fpr95, default.spec),
+        everything=verdict(fpr95 | signed_fpr95, chain, default.spec),
         splits=SPLITS,
         split_mean=f"{np.mean(splits):.1f}",
         split_spread=f"{np.std(splits):.1f}",
@@ -188,41 +215,65 @@ def split_score(networks: Iterable[Network], members: Sequence[str], seed: int) 
     return float(np.mean(found))
 
 
-def set_scores(networks: dict[str, Network]) -> dict[tuple[str, ...], dict[str, float]]:
-    """FPR95 of each set of members on each network; every member is fitted and ranked only once per network."""
-    far = [*itertools.combinations(DISTANCE, 1), *itertools.combinations(DISTANCE, 2)]
-    sets = [
-        ("react_scale_dice", shaped, geometry, *some)
-        for shaped, geometry, some in itertools.product(SHAPED, GEOMETRY, far)
+def measured(networks: dict[str, Network], specs: Sequence[str]) -> tuple[Figures, Figures]:
+    """FPR95 and AUROC of each detector on each network."""
+    fpr95: Figures = {}
+    auroc: Figures = {}
+    for name, network in networks.items():
+        print(f"{name}: {len(specs)} detectors")
+        found = averages(network, specs)
+        fpr95[name] = {spec: first for spec, (first, _) in zip(specs, found, strict=True)}
+        auroc[name] = {spec: second for spec, (_, second) in zip(specs, found, strict=True)}
+    return fpr95, auroc
+
+
+def structured_sets() -> list[tuple[str, ...]]:
+    """ReActScaleDICE, another logit score, one that knows the head's geometry, and one to three distances."""
+    far = [some for count in (1, 2, 3) for some in itertools.combinations(DISTANCE, count)]
+    return [
+        ("react_scale_dice", shaped, angle, *some) for shaped, angle, some in itertools.product(SHAPED, GEOMETRY, far)
     ]
+
+
+def some_of(specs: Sequence[str]) -> list[tuple[str, ...]]:
+    """All sets of one to five of them."""
+    return [some for count in range(1, 6) for some in itertools.combinations(specs, count)]
+
+
+def set_scores(
+    networks: dict[str, Network], sets: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """FPR95 of each set of members on each network; every member is fitted and ranked only once per network."""
     found: dict[tuple[str, ...], dict[str, float]] = {members: {} for members in sets}
     for name, network in networks.items():
-        known = log_ranks(network, ("react_scale_dice", *SHAPED, *GEOMETRY, *DISTANCE))
+        known = log_ranks(network, sorted({member for members in sets for member in members}))
         for members in sets:
-            parts = zip(*(known[member] for member in members), strict=True)
-            id_scores, *ood_scores = (torch.stack(each).mean(dim=0) for each in parts)
-            found[members][name] = average_fpr95(id_scores, ood_scores)
+            id_scores, *ood_scores = (
+                np.mean(part, axis=0) for part in zip(*(known[each] for each in members), strict=True)
+            )
+            threshold = np.quantile(id_scores, 0.05)
+            found[members][name] = 100 * float(np.mean([(scores >= threshold).mean() for scores in ood_scores]))
     return found
 
 
-def log_ranks(network: Network, specs: Iterable[str]) -> dict[str, list[Tensor]]:
+def log_ranks(network: Network, specs: Iterable[str]) -> dict[str, list[Floats]]:
     """Each detector's log ranks on the test rows and on every OOD set: what ``fisher`` takes the mean of."""
     train, held_out = split(network, 0)
     detectors = {spec: parse(spec) for spec in specs}
     fit_together(list(detectors.values()), train)
     found = {}
     for spec, detector in detectors.items():
-        reference = reference_quantiles(detector.score(held_out).double())
-        parts = (network.test, *network.ood.values())
-        found[spec] = [log_rank(rank(detector.score(part).double(), reference)) for part in parts]
+        centre, spread = centre_and_spread(detector.score(held_out).double())
+        scores = (detector.score(part).double() for part in (network.test, *network.ood.values()))
+        found[spec] = [torch.special.log_ndtr((each - centre) / spread).numpy() for each in scores]
     return found
 
 
 def variants(default: DefaultEnsemble) -> dict[str, str]:
     """The default, its members combined in other ways, without each member, and each member alone."""
-    rows = {"all five, fisher": default.spec}
+    rows = {"all, fisher": default.spec}
     for reduction in ("mean", "min"):
-        rows[f"all five, {reduction}"] = f"rank_ensemble({default.detectors}, '{reduction}')"
+        rows[f"all, {reduction}"] = f"rank_ensemble({default.detectors}, '{reduction}')"
     for member in default.detectors:
         rest = tuple(other for other in default.detectors if other != member)
         rows[f"without {member.removesuffix('+energy')}"] = f"rank_ensemble({rest}, 'fisher')"

@@ -89,12 +89,12 @@ def main() -> None:
 def recompressed(images: ImageSet) -> ImageSet:
     """The same images, each encoded as JPEG and decoded again."""
 
-    def read(row: int) -> Image.Image:
+    def opened(row: int) -> Image.Image:
         buffer = io.BytesIO()
         images.read(row).convert("RGB").save(buffer, format="JPEG", quality=QUALITY)
         return Image.open(buffer)
 
-    return replace(images, read=read)
+    return replace(images, open=opened)
 
 
 def measure(

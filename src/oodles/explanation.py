@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from oodles.calibration import Threshold
 from oodles.detectors.base import INPUTS, Detector, check_head, extra_columns
-from oodles.detectors.ensemble import RankEnsemble, rank
+from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.statistics import ClassMeans
@@ -77,11 +77,11 @@ def _findings(setting: _Setting, detector: Detector, scores: Tensor) -> list[tup
     """The findings of each row; of an ensemble's members those with the lowest ranks first."""
     if not isinstance(detector, RankEnsemble) or detector.reference_ is None:
         return [(finding,) for finding in _findings_of(setting, detector, scores, None)]
-    members = [member for member in detector.members if isinstance(member, Detector)]
+    members = detector.scoring_members()
     each = torch.stack([member.score(setting.features).double() for member in members])
     reference = detector.reference_.double().cpu()
     found = [_findings_of(setting, *part) for part in zip(members, each, reference, strict=True)]
-    order = rank(each, reference).nan_to_num(-torch.inf).argsort(dim=0, stable=True)
+    order = detector.deviations(each).nan_to_num(-torch.inf).argsort(dim=0, stable=True)
     return [tuple(found[place][row] for place in places) for row, places in enumerate(order.T.tolist())]
 
 

@@ -19,7 +19,7 @@ from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, defa
 from oodles.detectors.base import describe
 from oodles.detectors.ensemble import FEWEST_ROWS
 from oodles.detectors.network_detector import needs_network
-from oodles.errors import ArgumentError, DataError, FileError, FitWarning, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features
@@ -51,9 +51,9 @@ def test_the_default_detector_is_the_default_ensemble_of_its_members(scores: tor
     assert type(default_detector()) is DefaultEnsemble
     assert DefaultEnsemble().spec == "default"
     assert type(parse("default")) is DefaultEnsemble
-    assert tuple(member.spec for member in DefaultEnsemble().members) == default.MEMBERS
+    assert tuple(member.spec for member in DefaultEnsemble().fit(WHOLE).scoring_members()) == default.MEMBERS
     assert DefaultEnsemble().detectors == default.MEMBERS
-    members = ("react_scale_dice", "ash_b(90)", "fdbd", "mahalanobis_pp", "knn(5, 2000)")
+    members = ("react_scale_dice", "scale(85)", "she", "pnml", "knn(5, 2000)", "vim")
     assert tuple(parse(text).spec for text in members) == default.MEMBERS
     labelled = with_predicted_labels(WHOLE)
     rest, held_out = slow.split(labelled)
@@ -171,6 +171,9 @@ def test_the_exported_graph_gives_the_same_scores(fitted: DefaultEnsemble, score
 # Orders and parts -----------------------------------------------------------------------------------
 
 
+RANKS = ("centre_", "spread_", "reference_")
+
+
 def test_held_out_rows_change_the_reference_scores_and_nothing_else() -> None:
     held_out = slow.is_held_out(WHOLE)
     half = held_out.clone()
@@ -179,13 +182,13 @@ def test_held_out_rows_change_the_reference_scores_and_nothing_else() -> None:
     assert FEWEST_ROWS <= int(half.sum()) < int(held_out.sum())
     first, second = DefaultEnsemble().fit(WHOLE), DefaultEnsemble().fit(fewer)
     for name, value in first.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]) == (name != "reference_"), name
+        assert torch.equal(value, second.state_dict()[name]) == (name not in RANKS), name
 
 
 def test_at_most_this_many_held_out_rows_are_ranked_against(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = slow.keys_of(WHOLE)
     held_out = sorted((place for place, key in enumerate(keys) if key % 1000 < 200), key=lambda place: keys[place])
-    members = list(DefaultEnsemble().fit(WHOLE).members)
+    members = DefaultEnsemble().fit(WHOLE).scoring_members()
     monkeypatch.setattr("oodles.detectors.ensemble.MOST_ROWS", 20)
     assert len(held_out) > 20
     got = fit_in_parts(DefaultEnsemble(), WHOLE.batches(9)).score(WHOLE)
@@ -271,6 +274,7 @@ UNUSUAL = {
     "negative embeddings": made(lambda rows: -rows - 1),
     "tiny embeddings": made(lambda rows: rows * 1e-30),
     "fewer rows than units": example_features(80, 200, 5),
+    "a class for every row": Features(torch.eye(200) + 0.01, head=Head(torch.eye(200))),
     "a single class": example_features(200, 12, 1),
     "30 rows": example_features(30, 12, 4),
 }
@@ -288,25 +292,18 @@ def test_scores_are_finite(name: str) -> None:
 
 
 def test_warnings_say_what_was_left_out() -> None:
-    with pytest.warns(FitWarning, match="1 of 12 directions do not vary within classes"):
-        DefaultEnsemble().fit(WHOLE)
+    with pytest.warns(FitWarning, match="default leaves out vim: .* mean largest logit"):
+        detector = DefaultEnsemble().fit(UNUSUAL["logits of zero"])
+    assert [member.spec for member in detector.scoring_members()] == list(default.MEMBERS[:-1])
     with pytest.warns(FitWarning, match="held out only 5 rows, so ranks are computed on training rows too"):
         DefaultEnsemble().fit(example_features(30, 12, 4))
 
 
 IMPOSSIBLE = {
-    "3 rows": (example_features(3, 12, 4), "does not vary within any class"),
-    "one row": (example_features(1, 12, 4), "does not vary within any class"),
+    "3 rows": (example_features(3, 12, 4), "was given 3 rows; it needs at least 20"),
+    "one row": (example_features(1, 12, 4), "was given 1 rows; it needs at least 20"),
     "dead embeddings": (made(torch.zeros_like), "held out all 240 rows"),
-    "three rows many times": (made(lambda rows: rows[:3].repeat(80, 1)), "does not vary within any class"),
-    "a class for every row": (
-        Features(torch.eye(200) + 0.01, head=Head(torch.eye(200))),
-        "does not vary within any class",
-    ),
-    "embeddings too large to square": (
-        made(lambda rows: rows * 1e30, head_of(1e-30)),
-        "does not vary within any class",
-    ),
+    "embeddings too large to square": (made(lambda rows: rows * 1e30, head_of(1e-30)), "not finite"),
 }
 
 
@@ -320,7 +317,9 @@ def test_data_that_nothing_can_be_learned_from_is_refused_in_one_line(name: str)
 
 
 @pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
-@pytest.mark.parametrize(("held_out", "reason"), [(False, "does not vary"), (True, "held out all 100 rows")])
+@pytest.mark.parametrize(
+    ("held_out", "reason"), [(False, "held-out rows are all equal"), (True, "held out all 100 rows")]
+)
 def test_equal_rows_are_refused(held_out: bool, reason: str) -> None:
     features = extracted(100)
     place = int((slow.is_held_out(features) == held_out).nonzero()[0, 0])
@@ -406,14 +405,48 @@ def test_a_saved_one_keeps_its_members_if_the_default_members_change(
     assert parse(loaded.spec).detectors == members, "its text names the members now"
 
 
-@pytest.mark.parametrize("name", ["reference_", "members.0.weight_", "members.3.gaussian.whitening_"])
+@pytest.mark.parametrize("name", ["reference_", "members.0.weight_", "members.5.outside_"])
 def test_a_file_that_lacks_a_buffer_is_refused(name: str, tmp_path: Path) -> None:
     detector = DefaultEnsemble().fit(WHOLE)
     *path, buffer = name.split(".")
     setattr(detector.get_submodule(".".join(path)), buffer, None)
+    with pytest.raises(ArgumentError, match=f"cannot be saved: .*{buffer} missing"):
+        save_detector(detector, tmp_path / "saved")
+
+
+# Signed embeddings ----------------------------------------------------------------------------------
+
+
+def test_members_depend_on_whether_activations_are_negative(tmp_path: Path) -> None:
+    signed = Features(WHOLE.embedding - WHOLE.embedding.mean(dim=0), head=WHOLE.head)
+    detector = DefaultEnsemble().fit(signed)
+    assert {member.spec for member in detector.scoring_members()} == set(default.SIGNED_MEMBERS)
+    labelled = with_predicted_labels(signed)
+    by_hand = RankEnsemble(detectors=default.SIGNED_MEMBERS, reduction="fisher").fit(labelled)
+    torch.testing.assert_close(detector.score(signed), by_hand.score(labelled))
+    assert detector.spec == "default"
     save_detector(detector, tmp_path / "saved")
-    with pytest.raises(FileError, match=f"does not hold a fitted DefaultEnsemble.*{buffer} missing"):
-        load_detector(tmp_path / "saved")
+    assert torch.equal(load_detector(tmp_path / "saved").score(signed), detector.score(signed))
+    usual = DefaultEnsemble().fit(WHOLE).score(WHOLE)
+    assert torch.equal(detector.fit(WHOLE).score(WHOLE), usual), "another fit starts anew"
+
+
+@pytest.mark.parametrize(("share", "signed"), [(0.0, False), (0.04, False), (0.06, True), (0.5, True)])
+def test_a_few_negative_activations_do_not_make_an_embedding_signed(share: float, signed: bool) -> None:
+    embedding = torch.ones(100, 10)
+    embedding.view(-1)[: round(1000 * share)] = -1
+    assert default.is_signed(embedding) == signed
+
+
+def test_members_for_signed_embeddings_can_be_given_or_left_out() -> None:
+    signed = Features(WHOLE.embedding - WHOLE.embedding.mean(dim=0), head=WHOLE.head)
+    given = DefaultEnsemble(detectors=("msp", "knn(3)"), signed=("energy", "gen")).fit(signed)
+    assert [member.spec for member in given.scoring_members()] == ["energy", "gen"]
+    assert parse(given.spec).spec == given.spec
+    alone = DefaultEnsemble(detectors=("msp", "knn(3)"), signed=()).fit(signed)
+    assert [member.spec for member in alone.scoring_members()] == ["msp", "knn(k=3)"]
+    with pytest.raises(ArgumentError, match=r"signed=\('energy',\): an ensemble needs at least two"):
+        DefaultEnsemble(signed=("energy",))
 
 
 # What features without a head, or of a multi-label model, are given --------------------------------
@@ -433,7 +466,7 @@ def test_the_default_depends_on_what_the_features_hold() -> None:
     for features, members in wanted:
         detector = default_detector(features)
         assert isinstance(detector, DefaultEnsemble)
-        assert tuple(parse(text).spec for text in members) == tuple(member.spec for member in detector.members)
+        assert detector.detectors == tuple(parse(text).spec for text in members)
     embeddings = Features(WHOLE.embedding, logits=WHOLE.logits)
     assert default_detector(embeddings).detectors == default.LOGIT_MEMBERS, "no head, no DICE"
 

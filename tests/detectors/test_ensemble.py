@@ -1,7 +1,6 @@
 """Rank ensembles: ranks and their reductions, held-out rows, members of every kind, text and files."""
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from support.networks import Net, pictures, seeded, spread
 import oodles as ood
 from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
 from oodles.detectors.base import Detector, describe
-from oodles.detectors.ensemble import FEWEST_ROWS, REDUCTIONS, TAIL, log_rank, rank, reference_quantiles
+from oodles.detectors.ensemble import FEWEST_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
 from oodles.detectors.network_detector import layers_of, steps_of
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
 from oodles.features import Features
@@ -34,58 +33,50 @@ WHOLE = extracted()
 # Ranks ----------------------------------------------------------------------------------------------
 
 
-def test_ranks_are_interpolated_between_reference_scores() -> None:
-    reference = torch.tensor([0.0, 1.0, 4.0, 8.0])
-    scores = torch.linspace(0, 8, 33)
-    want = np.interp(scores, reference, [0, 1 / 3, 2 / 3, 1])
-    np.testing.assert_allclose(rank(scores, reference), want, atol=1e-6)
-
-
 @given(
-    st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=30),
+    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30),
     st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=10),
 )
 @settings(deadline=None)
-def test_ranks_agree_with_the_reference_in_the_tails_too(values: list[float], scores: list[float]) -> None:
-    reference = torch.tensor(values, dtype=torch.float64).sort().values
-    got = rank(torch.tensor(scores, dtype=torch.float64), reference)
-    np.testing.assert_allclose(got, [slow.rank(score, reference.tolist()) for score in scores], atol=1e-9)
+def test_deviations_agree_with_the_reference(values: list[float], scores: list[float]) -> None:
+    centre, spread = centre_and_spread(torch.tensor(values, dtype=torch.float64))
+    got = (torch.tensor(scores, dtype=torch.float64) - centre) / spread
+    np.testing.assert_allclose(got, [slow.deviation(score, values) for score in scores], rtol=1e-9, atol=1e-9)
 
 
-@given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=30), st.floats(-200, 200, width=32))
-def test_ranks_are_monotone_and_bounded(values: list[float], score: float) -> None:
-    reference = torch.tensor(values).sort().values
-    low, high = rank(torch.tensor([score, score + 1.0]), reference).tolist()
-    assert low <= high
-    assert low >= -0.5
-    assert high <= 1.5
+def test_the_rank_is_a_half_at_the_median_and_a_twentieth_at_the_low_quantile() -> None:
+    scores = torch.randn(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
+    centre, spread = centre_and_spread(scores)
+    at = torch.quantile(scores, torch.tensor([0.5, 0.05], dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.special.ndtr((at - centre) / spread), torch.tensor([0.5, 0.05], dtype=torch.float64)
+    )
 
 
-def test_ranks_of_nan_and_infinite_scores() -> None:
-    ranks = rank(torch.tensor([torch.nan, torch.inf, -torch.inf]), torch.tensor([0.0, 1.0]))
-    assert torch.isnan(ranks[0])
-    assert ranks[1:].tolist() == [1.5, -0.5]
+def test_a_median_that_most_scores_share_still_has_a_spread() -> None:
+    many = torch.tensor([1.0] * 96 + [0.5] + [2.0] * 3)
+    assert centre_and_spread(many)[1] == pytest.approx(0.5 / 1.644854, rel=1e-5), "to the lowest score"
+    constant = centre_and_spread(torch.full((50,), 3.0))
+    assert torch.isfinite(constant).all()
+    assert constant[1] > 0
+
+
+def test_nan_and_infinite_scores() -> None:
+    held_out = torch.linspace(0, 1, 50)[:, None].expand(-1, 2)
+    test = Features(logits=torch.tensor([[0.5, 0.5]]))
+    for reduction in REDUCTIONS:
+        ensemble = ensemble_of_columns(reduction, held_out)
+        embedding = torch.empty(3, 0)
+        scores = ensemble(embedding, torch.tensor([[torch.nan, 0.5], [torch.inf, 0.5], [-torch.inf, 0.5]]))
+        usual = float(ensemble.score(test))
+        assert torch.isnan(scores[:2]).all(), "an infinite score is an overflow"
+        assert scores[2] < usual
 
 
 @pytest.mark.parametrize("rows", [2, 7, 8, 11, 40, 403, 404, 1000])
 def test_reference_quantiles_agree_with_the_reference(rows: int) -> None:
     scores = torch.randn(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     np.testing.assert_allclose(reference_quantiles(scores), slow.reference_quantiles(scores.tolist()), atol=1e-12)
-
-
-@given(st.floats(-0.5, 1.5))
-def test_log_ranks_agree_with_the_reference(value: float) -> None:
-    got = float(log_rank(torch.tensor(value, dtype=torch.float64)))
-    assert got == pytest.approx(slow.log_rank(value), abs=1e-12)
-
-
-def test_the_log_rank_and_its_slope_are_continuous_at_the_tail() -> None:
-    step = 1e-7
-    below, at, above = log_rank(torch.tensor([TAIL - step, TAIL, TAIL + step], dtype=torch.float64)).tolist()
-    assert at == pytest.approx(math.log(TAIL))
-    slope = 1 / TAIL
-    assert (at - below) / step == pytest.approx(slope, rel=1e-3)
-    assert (above - at) / step == pytest.approx(slope, rel=1e-3)
 
 
 # Reductions -----------------------------------------------------------------------------------------
@@ -117,21 +108,11 @@ def test_reductions_agree_with_the_reference(reduction: str) -> None:
     generator = torch.Generator().manual_seed(4)
     held_out = torch.randn(500, 2, dtype=torch.float64, generator=generator)
     test = torch.randn(200, 2, dtype=torch.float64, generator=generator) * 4
-    references = [slow.reference_quantiles(held_out[:, column].tolist()) for column in (0, 1)]
-    ranks = [[slow.rank(a, references[0]), slow.rank(b, references[1])] for a, b in test.tolist()]
-    want = [slow.reduce(pair, reduction) for pair in ranks]
+    references = [held_out[:, column].tolist() for column in (0, 1)]
+    deviations = [[slow.deviation(a, references[0]), slow.deviation(b, references[1])] for a, b in test.tolist()]
+    want = [slow.reduce(pair, reduction) for pair in deviations]
     got = ensemble_of_columns(reduction, held_out).double().score(Features(logits=test))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_mean_and_min_are_those_of_the_members_ranks() -> None:
-    features = example_features(200)
-    train, held_out, test = features[:100], features[100:160], features[160:]
-    members = [parse(text).fit(train) for text in ("dice(0.9)", "knn(3)")]
-    ranks = torch.stack([rank(member.score(test), reference_quantiles(member.score(held_out))) for member in members])
-    for reduction, want in (("mean", ranks.mean(dim=0)), ("min", ranks.amin(dim=0))):
-        got = combine(["dice(0.9)", "knn(3)"], train=train, held_out=held_out, reduction=reduction)
-        torch.testing.assert_close(got.score(test), want)
 
 
 @given(st.floats(-60, 60), st.floats(-60, 60), st.floats(0, 20))
@@ -170,18 +151,6 @@ def test_the_scale_of_a_members_scores_does_not_matter(reduction: str, factor: f
     members = torch.stack([member.score(test) for member in rescaled.members])
     assert not torch.allclose(members[0], plain.members[0].score(test), rtol=0.1), "the member's scores do change"
     torch.testing.assert_close(rescaled.score(test), plain.score(test), rtol=1e-3, atol=1e-3)
-
-
-def test_a_monotone_function_of_a_members_scores_moves_ranks_by_less_than_one_quantile() -> None:
-    generator = torch.Generator().manual_seed(1)
-    # of 501 scores every fifth is a quantile, so that the quantiles of the cubes are the cubes of the quantiles
-    held_out = torch.randn(501, 2, dtype=torch.float64, generator=generator)
-    test = Features(logits=held_out[:400] * 0.9)
-    plain = ensemble_of_columns("mean", held_out).double().score(test)
-    cubed = ensemble_of_columns("mean", held_out, LogitColumn(power=3)).double().score(test)
-    # the mean of two members' ranks, of which one moves by at most a hundredth
-    assert float((plain - cubed).abs().max()) <= 0.01 / 2 + 1e-5
-    assert not torch.equal(plain, cubed)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -262,9 +231,9 @@ def test_equal_rows_are_all_held_out_or_all_learned_from(pair: tuple[str, ...]) 
     with pytest.raises(DataError, match="held out all 100 rows") as raised:
         detector.fit(with_predicted_labels(features[[held_out] * 100]))
     assert "\n" not in str(raised.value)
-    with pytest.warns(FitWarning, match="held out only 0 rows"):
+    none, equal = "held out only 0 rows", "held-out rows are all equal"
+    with pytest.warns(FitWarning, match=none), pytest.raises(DataError, match=equal):
         detector.fit(with_predicted_labels(features[[learned] * 100]))
-    assert torch.isfinite(detector.score(features)).all()
 
 
 def test_with_few_held_out_rows_training_rows_are_ranked_against_too() -> None:
@@ -460,7 +429,7 @@ def test_members_that_need_the_network(text: str, ranked_by_tune: bool, tmp_path
     detector = parse(text)
     train, held_out = [(IMAGES[:120], LABELS[:120])], [(IMAGES[120:], LABELS[120:])]
     detector.fit(ood.extract(model, train, layers=layers_of([detector]), progress=False))
-    assert detector.tunes == (("reference_",) if ranked_by_tune else ())
+    assert detector.tunes == (("centre_", "spread_", "reference_") if ranked_by_tune else ())
     assert detector.fitted != ranked_by_tune
     ood.selection.tune([detector], model, held_out)
     assert detector.fitted

@@ -3,14 +3,13 @@
 import math
 import struct
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import torch
+from scipy.stats import norm
 
 from oodles.detectors import Detector
 from oodles.features import Features
-
-TAIL = 0.01
-"""Below this rank Fisher's logarithm is continued by the distance from the reference scores."""
 
 
 def row_keys(rows: torch.Tensor) -> list[int]:
@@ -63,43 +62,37 @@ def reference_quantiles(scores: Sequence[float]) -> list[float]:
     return found
 
 
-def rank(score: float, reference: Sequence[float]) -> float:
-    """Where one score lies among sorted reference scores, with a bounded continuation at both ends."""
-    if math.isnan(score):
-        return math.nan
-    first, last = reference[0], reference[-1]
-    inside = min(max(score, first), last)
-    equal = [place for place, value in enumerate(reference) if value == inside]
-    above = sum(value < inside for value in reference)
-    if equal:
-        placed = sum(equal) / len(equal)
-    else:
-        placed = above - 1 + (inside - reference[above - 1]) / (reference[above] - reference[above - 1])
-    placed /= len(reference) - 1
-    if math.isinf(score):
-        return placed + math.copysign(0.5, score)
-    beyond = (score - inside) / max(last - first, 1e-6 * max(map(abs, reference)), 1e-30)
-    return placed + 0.5 * beyond / (1 + abs(beyond))
+def quantile(scores: Sequence[float], q: float) -> float:
+    """One quantile, interpolated between two of the sorted scores."""
+    ordered = sorted(scores)
+    at = q * (len(ordered) - 1)
+    low = min(int(at), max(0, len(ordered) - 2))
+    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
-def log_rank(rank_: float) -> float:
-    """The logarithm of a rank, continued below ``TAIL``, where it would run off to minus infinity."""
-    return math.log(rank_) if rank_ >= TAIL else math.log(TAIL) - math.log(1 + (TAIL - rank_) / TAIL)
+def deviation(score: float, held_out: Sequence[float]) -> float:
+    """Standard deviations from the median of the held-out scores, whose 5 % quantile is 1.645 of them below it."""
+    median = quantile(held_out, 0.5)
+    low = quantile(held_out, 0.05)
+    if low >= median:
+        low = min(held_out)
+    width = max(median - low, 1e-6 * abs(median), 1e-30)
+    return (score - median) / (width / -NormalDist().inv_cdf(0.05))
 
 
-def reduce(ranks: Sequence[float], reduction: str) -> float:
-    """The members' ranks of one row as one score."""
+def reduce(deviations: Sequence[float], reduction: str) -> float:
+    """The members' deviations of one row as one score."""
+    logs = [float(norm.logcdf(each)) for each in deviations]
     if reduction == "min":
-        return min(ranks)
-    values = [log_rank(each) for each in ranks] if reduction == "fisher" else ranks
-    return sum(values) / len(values)
+        return min(logs)
+    return sum(logs if reduction == "fisher" else map(math.exp, logs)) / len(logs)
 
 
 def scores(members: Sequence[Detector], held_out: Features, test: Features, reduction: str) -> list[float]:
     """The ensemble's scores of ``test``, from members that are fitted already."""
-    references = [reference_quantiles(member.score(held_out).double().tolist()) for member in members]
+    references = [member.score(held_out).double().tolist() for member in members]
     columns = [member.score(test).double().tolist() for member in members]
     return [
-        reduce([rank(score, reference) for score, reference in zip(row, references, strict=True)], reduction)
+        reduce([deviation(score, reference) for score, reference in zip(row, references, strict=True)], reduction)
         for row in zip(*columns, strict=True)
     ]

@@ -75,12 +75,21 @@ def test_the_default_is_kept_unless_another_is_clearly_better(parts) -> None:
 
 def test_a_detector_that_is_clearly_better_is_chosen(parts) -> None:
     train, held_out = parts
-    # shorter embeddings in the same directions, which most members of the default cannot distinguish
-    faint = Features(held_out.embedding * 0.7, head=train.head)
-    found = select(train=train, held_out=held_out, outliers={"faint": faint}, candidates=["energy", "mahalanobis"])
-    assert found.detector.spec == "energy"
+    # longer embeddings in the same directions, of which most members of the default are all the more certain
+    strong = Features(held_out.embedding * 1.3, head=train.head)
+    found = select(train=train, held_out=held_out, outliers={"strong": strong}, candidates=["energy", "mahalanobis"])
+    assert found.detector.spec == "mahalanobis"
     assert found.agreement > 0.8
     assert found.leave_one_kind_out == {}
+
+
+def test_signed_embeddings_are_not_offered_what_assumes_a_relu(parts) -> None:
+    train, _ = parts
+    signed = Features(train.embedding - train.embedding.mean(dim=0), labels=train.labels, head=train.head)
+    usual, fewer = candidate_list(train), candidate_list(signed)
+    assert set(fewer) < set(usual)
+    assert {"scale(85)", "ash_b(90)", "dice(0.9)", "react(97)+scale(65)+dice(0.05)"} <= set(usual) - set(fewer)
+    assert {"energy", "vra(60)", "mahalanobis", "nci", "knn(10)"} <= set(fewer)
 
 
 def test_the_default_is_kept_for_outliers_with_the_same_logits(parts) -> None:

@@ -1,6 +1,7 @@
 """``RankEnsemble``: several detectors on one scale, each by the ranks of its scores among held-out ID rows."""
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -20,22 +21,29 @@ REDUCTIONS = ("mean", "min", "fisher")
 HELD_OUT, LEARNED = "held_out", "learned"
 MOST_ROWS, FEWEST_ROWS = 4000, 20
 """At most this many held-out rows are the reference for ranks; below the second number, training rows are added."""
-TAIL = 0.01
-"""Ranks below this are continued by the distance from the reference scores, since too few of them are left to count."""
+LOW = 0.05
+"""The quantile that, with the median, defines the normal distribution that ranks are read from."""
+
+FARTHEST = 1e18
+"""Deviations are limited to this many, whose square is finite in float32."""
 
 
 class RankEnsemble(NetworkDetector):
     """Several detectors combined by the ranks of their scores among held-out ID rows; no OOD data is used.
 
-    A rank says where a score lies among the held-out ID scores, see :func:`rank`. ``reduction`` combines the members'
-    ranks: their ``mean``, their minimum (``min``), or the mean of their logarithms (``fisher``, as in Fisher's method
-    for combining p-values, in which one confident member outweighs several doubtful ones).
+    A rank says which fraction of ID scores is lower. It is read from the normal distribution with the median and the
+    5 % quantile of the held-out ID scores, so it goes on falling beyond the lowest of them. ``reduction`` combines the
+    members' ranks: their ``mean``, the logarithm of their minimum (``min``), or the mean of their logarithms
+    (``fisher``, as in Fisher's method for combining p-values, in which one confident member outweighs several doubtful
+    ones).
 
     ``holdout`` is the fraction of training rows that members do not learn from and that ranks are computed on. Rows are
     assigned by their content, so the split is the same in whatever order and parts they arrive. With 0, or if a member
     needs more of the network, ranks are computed by :meth:`tune` on held-out rows; :func:`combine` does that.
     """
 
+    centre_: Tensor | None
+    spread_: Tensor | None
     reference_: Tensor | None
 
     def __init__(self, *, detectors: Sequence[str | Detector], reduction: str = "mean", holdout: float = 0.2) -> None:
@@ -44,8 +52,7 @@ class RankEnsemble(NetworkDetector):
 
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction={reduction!r} must be one of {', '.join(REDUCTIONS)}")
-        if isinstance(detectors, str) or len(detectors) < 2:
-            raise ArgumentError(f"detectors={detectors!r}: an ensemble needs at least two")
+        require_members("detectors", detectors)
         if not 0 <= holdout < 1:
             raise ArgumentError(f"holdout={holdout} must lie in [0, 1); it is a fraction of the training rows")
         if 0 < holdout < 0.001:
@@ -85,7 +92,7 @@ class RankEnsemble(NetworkDetector):
     @property
     @override
     def tunes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.ranks_itself else ("reference_",)
+        return () if self.ranks_itself else ("centre_", "spread_", "reference_")
 
     @property
     @override
@@ -120,18 +127,22 @@ class RankEnsemble(NetworkDetector):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        self.reference_ = None
+        self.centre_ = self.spread_ = self.reference_ = None
         rows = self._rows_to_rank(statistics[HELD_OUT], statistics[LEARNED]) if self.ranks_itself else None
         for place, member in enumerate(self._members()):
-            member.learn(_members_statistics(statistics, place), head)
-            if member.learns_from:
-                member.shape_ = torch.tensor(self._seen)
-                member.probe_ = None if self._head is None else self._head.probe.clone()
+            self.learn_member(member, _members_statistics(statistics, place), head)
         if rows is not None:
             widths = [self._seen[INPUTS.index(name)] for name in self._ranked()]
             columns = dict(zip(self._ranked(), torch.split(rows, widths, dim=1), strict=True))
             embedding = columns.get("embedding", rows.new_empty(len(rows), 0))
             self.tune(Features(embedding, logits=columns.get("logits"), head=head if "embedding" in columns else None))
+
+    def learn_member(self, member: Detector, statistics: Statistics, head: Head) -> None:
+        """Let one member learn from its own statistics."""
+        member.learn(statistics, head)
+        if member.learns_from:
+            member.shape_ = torch.tensor(self._seen)
+            member.probe_ = None if self._head is None else self._head.probe.clone()
 
     def _rows_to_rank(self, held_out: RowSample, learned: RowSample) -> Tensor:
         rows, others = held_out.rows(), learned.rows()
@@ -162,20 +173,43 @@ class RankEnsemble(NetworkDetector):
         for member in self._network_members():
             if not member.tuned:
                 member.tune(held_out, adversarial)
-        scores = [member.score(held_out).double() for member in self._members()]
+        rows = held_out.embedding if held_out.width else held_out.logits
+        if bool((rows == rows[:1]).all()):
+            raise DataError(f"the {len(rows)} held-out rows are all equal, so {self} cannot rank scores among them")
+        scores = [member.score(held_out).double() for member in self.scoring_members()]
+        self.centre_, self.spread_ = torch.stack([centre_and_spread(each) for each in scores], dim=1).float()
         self.reference_ = torch.stack([reference_quantiles(each) for each in scores]).float()
         self.to(held_out.device if self.shape_ is None else self.shape_.device)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        if self.reference_ is None:
-            raise NotFittedError(f"{self} has no reference scores yet; call .tune(held_out) first")
         columns = dict(zip((*INPUTS, *extra_columns(self)), (embedding, logits, *others), strict=True))
-        scores = [member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in self._members()]
-        ranks = rank(torch.stack(scores), self.reference_)
-        if self.reduction == "min":
-            return ranks.amin(dim=0)
-        return (log_rank(ranks) if self.reduction == "fisher" else ranks).mean(dim=0)
+        members = self.scoring_members()
+        scores = [member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in members]
+        deviations = self.deviations(torch.stack(scores))
+        if self.reduction == "mean":
+            ranks: Tensor = torch.special.ndtr(deviations)
+            return ranks.mean(dim=0)
+        log_ranks: Tensor = torch.special.log_ndtr(deviations)
+        return log_ranks.amin(dim=0) if self.reduction == "min" else log_ranks.mean(dim=0)
+
+    @override
+    def numbers_per_row(self, width: int, classes: int) -> int:
+        members = self.scoring_members()
+        return max(each.numbers_per_row(width, classes) for each in members) + 8 * len(members)
+
+    def deviations(self, scores: Tensor) -> Tensor:
+        """The members' scores ``(members, n)`` on one scale: in standard deviations from the ID median."""
+        if self.centre_ is None or self.spread_ is None:
+            raise NotFittedError(f"{self} has no reference scores yet; call .tune(held_out) first")
+        # a member's +inf is an overflow, which must not count as its most confident answer
+        scores = torch.where(scores < math.inf, scores, math.nan)
+        found = (scores - self.centre_.to(scores)[:, None]) / self.spread_.to(scores)[:, None]
+        return found.clamp(-FARTHEST, FARTHEST)
+
+    def scoring_members(self) -> list[Detector]:
+        """The members whose ranks are combined, in their order."""
+        return self._members()
 
     def _members(self) -> list[Detector]:
         return [member for member in self.members if isinstance(member, Detector)]
@@ -188,6 +222,12 @@ class RankEnsemble(NetworkDetector):
         return [name for name in INPUTS if name in self.scores_from]
 
 
+def require_members(argument: str, given: Sequence[str | Detector]) -> None:
+    """Raise unless there are several detectors."""
+    if isinstance(given, str) or len(given) < 2:
+        raise ArgumentError(f"{argument}={given!r}: an ensemble needs at least two")
+
+
 def combine(
     detectors: Sequence[str | Detector], *, train: Features, held_out: Features, reduction: str = "mean"
 ) -> RankEnsemble:
@@ -198,46 +238,26 @@ def combine(
 
 
 def reference_quantiles(scores: Tensor) -> Tensor:
-    """Evenly spaced quantiles to rank scores against: 101, or one for every four scores.
-
-    Against every single score, a rounding error between two that nearly agree would count as a whole rank.
-    """
+    """Evenly spaced quantiles of ID scores: 101, or one for every four scores."""
     count = min(101, max(2, len(scores) // 4))
     return torch.quantile(scores, torch.linspace(0, 1, count, dtype=scores.dtype))
 
 
-def rank(scores: Tensor, reference: Tensor) -> Tensor:
-    """Where each score lies among sorted reference scores, from 0 to 1, and a little beyond at either end.
+def centre_and_spread(scores: Tensor) -> Tensor:
+    """Mean and standard deviation of the normal distribution with the median and the 5 % quantile of the scores.
 
-    Between two reference scores it is interpolated linearly. Rows of scores go with rows of references.
+    The upper half is not looked at: only low scores say OOD. If more than 45 % of the scores equal the median, the
+    lowest score takes the place of the quantile.
 
-    >>> rank(torch.tensor([0.0, 1.0, 2.5, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
-    tensor([-0.1667,  0.0000,  0.7500,  1.0000,  1.3750])
+    >>> centre, spread = centre_and_spread(torch.arange(101.0))
+    >>> torch.special.ndtr((torch.tensor([50.0, 5.0]) - centre) / spread)
+    tensor([0.5000, 0.0500])
     """
-    least, most, count = reference[..., :1], reference[..., -1:], reference.shape[-1]
-    inside = torch.minimum(torch.maximum(scores, least), most).contiguous()
-    first, after = (torch.searchsorted(reference, inside, right=right) for right in (False, True))
-    above = first.clamp(1, max(1, count - 1))
-    low, high = reference.gather(-1, above - 1), reference.gather(-1, above.clamp(max=count - 1))
-    gap = high - low
-    between = above - 1 + torch.where(gap > 0, (inside - low) / torch.where(gap > 0, gap, 1.0), 0.5)
-    # the middle of all reference scores that are equal to it
-    place = torch.where(after > first, (first + after - 1) / 2, between)
-    # beyond the last reference score all ranks would be equal; a bounded function of the distance keeps the order
-    width = torch.maximum(most - least, 1e-6 * reference.abs().amax(dim=-1, keepdim=True)).clamp(min=1e-30)
-    beyond = (scores - inside) / width
-    bounded = torch.where(beyond.isinf(), beyond.sign() / 2, 0.5 * beyond / (1 + beyond.abs()))
-    placed = place / max(1, count - 1) + bounded
-    return torch.where(torch.isnan(scores), scores, placed)
-
-
-def log_rank(ranks: Tensor) -> Tensor:
-    """The logarithm of a rank; below ``TAIL`` it keeps falling, ever more slowly, with the distance.
-
-    >>> log_rank(torch.tensor([1.0, 0.01, 0.0, -0.1]))
-    tensor([ 0.0000, -4.6052, -5.2983, -7.0901])
-    """
-    return ranks.clamp(min=TAIL).log() - ((TAIL - ranks).clamp(min=0) / TAIL).log1p()
+    median, low, least = torch.quantile(scores, scores.new_tensor([0.5, LOW, 0.0]))
+    width = median - (low if low < median else least)
+    # scores that differ by rounding alone are equal
+    width = torch.maximum(width, 1e-6 * median.abs()).clamp(min=1e-30)
+    return torch.stack([median, width / -torch.special.ndtri(scores.new_tensor(LOW))])
 
 
 def _members_statistics(statistics: Statistics, place: int) -> Statistics:

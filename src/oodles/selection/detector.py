@@ -9,6 +9,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from oodles.detectors import Detector, default_detector, fit_together, parse
+from oodles.detectors.default import is_signed
 from oodles.detectors.network_detector import needs_network
 from oodles.errors import ArgumentError
 from oodles.features import Features
@@ -99,18 +100,22 @@ def select(
 def candidate_list(train: Features) -> list[str]:
     """What is tried besides the default: chains of stages over a grid, and the fast ones of the other detectors.
 
-    Detectors that learn from labels are left out if there are none.
+    Detectors that learn from labels are left out if there are none; scaling, ASH and chains of stages, which take
+    activations to be positive, are left out if many are negative.
     """
     clips, sparse = ("react(95)", "react(97)", "react(99)"), ("", "dice(0.05)", "dice(0.1)", "dice(0.3)")
     scales = [f"{name}({p})" for name in ("scale", "lts") for p in (65, 75, 85, 90, 95)]
     chains = ["+".join(part for part in chain if part) for chain in itertools.product(clips, ["", *scales], sparse)]
-    texts = [
-        *("msp", "max_logit", "energy", "entropy", "gen", "doctor", "react(90)", "vra(60)"),
+    shaped = [
         *(f"dice({p})" for p in (0.05, 0.1, 0.3, 0.5, 0.7, 0.9)),
         *scales,
         *(f"ash_s({p})" for p in (65, 80, 90, 95)),
         *(f"ash_b({p})" for p in (65, 80, 90)),
         *chains,
+    ]
+    texts = [
+        *("msp", "max_logit", "energy", "entropy", "gen", "doctor", "react(90)", "vra(60)"),
+        *([] if train.width and is_signed(next(iter(train.batches())).embedding) else shaped),
         *("kl_matching", "temp_scale", "gradnorm", "mahalanobis", "mahalanobis_pp", "rmds", "she", "vim", "residual"),
         *("neco", "fdbd", "nci", "nnguide", *(f"knn({k})" for k in (1, 10, 50, 200))),
     ]
