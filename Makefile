@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check lint format bench clean
+.PHONY: demo test check lint format bench fuzz clean
 .PHONY: pack ship-small-network architectures default-study detectors openood reproduction small-network
 
 demo: $(VENV)/.installed
@@ -35,6 +35,10 @@ format: $(VENV)/.developed
 # Speed and memory, compared with the obvious way to do the same.
 bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks
+
+# Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
+fuzz: $(VENV)/.developed
+	$(BIN)/python -m tests.fuzz --write-page
 
 # What is generated: files of the package, then pages whose prose is in docs/templates. ------------
 

@@ -1,6 +1,7 @@
 """``Features`` and ``Head``: validation, subsets, splits, and saving and loading."""
 
 import itertools
+import re
 import shutil
 from pathlib import Path
 
@@ -84,6 +85,59 @@ def test_labels_outside_the_classes_are_refused(bad):
     labels = torch.tensor([0, 1, bad, bad])
     with pytest.raises(DataError, match=rf"2 of 4 labels.*0 to {CLASSES - 1}.*the first is {bad} in row 2"):
         Features(rand(4, WIDTH), labels=labels, head=make_head())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.float8_e4m3fn, torch.complex64, torch.bool])
+def test_other_types_than_floating_point_of_16_to_64_bits_are_refused(dtype):
+    rows = torch.ones(3, WIDTH).to(dtype)
+    with pytest.raises(ShapeError, match=rf"^embedding must be a floating-point tensor .*, got {dtype} of shape"):
+        Features(rows)
+    with pytest.raises(ShapeError, match=rf"^a head's weight is of type {dtype}; convert it"):
+        Head(rows)
+    with pytest.raises(ShapeError, match=rf"^labels must be integers of shape \(rows,\), got {dtype}"):
+        Features(rand(3, WIDTH), labels=rows if dtype == torch.int8 else rows[:, 0])
+    features = Features(rand(3, WIDTH))
+    for use in (lambda: features.to(dtype=dtype), lambda: features.save("nowhere", dtype=dtype)):
+        with pytest.raises(ArgumentError, match=rf"^dtype={dtype} cannot hold features; choose one of torch.float32"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rows: rows.to_sparse(), "{} is sparse, nested or on the meta device; give a dense tensor"),
+        (lambda rows: rows.to_sparse_csc(), "{} is sparse, nested or on the meta device; give a dense tensor"),
+        (lambda rows: rows.to("meta"), "{} is sparse, nested or on the meta device; give a dense tensor"),
+        (lambda rows: rows.numpy().astype(object), "{} cannot be read as numbers (can't convert np.ndarray of type n"),
+        (lambda rows: [[1.0, 2.0], [1.0]], "{} cannot be read as numbers (expected sequence of length 2 at dim 1"),
+        (lambda rows: [["a"]], "{} cannot be read as numbers (too many dimensions 'str'); give a tensor or an array"),
+    ],
+    ids=["sparse", "sparse columns", "meta", "objects", "ragged", "text"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support")
+def test_values_that_are_no_plain_numbers_are_refused_in_one_line(make, message):
+    bad = make(rand(2, WIDTH))
+    uses = {
+        "embedding": lambda: Features(bad),
+        "logits": lambda: Features(rand(2, WIDTH), logits=bad),
+        "labels": lambda: Features(rand(2, WIDTH), labels=bad),
+        "layer.x": lambda: Features(rand(2, WIDTH), layers={"x": bad}),
+        "weight": lambda: Head(bad),
+    }
+    for name, use in uses.items():
+        with pytest.raises(DataError, match="^" + re.escape(message.format(name))) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_a_small_integer_type_are_compared_with_many_classes(dtype):
+    labels = torch.tensor([0, 100, 7], dtype=dtype)
+    assert torch.equal(Features(logits=rand(3, 1000), labels=labels).labels, labels)
+    with pytest.raises(
+        DataError, match=r"1 of 3 labels are not classes of this model \(0 to 99\), the first is 100 in row 1"
+    ):
+        Features(logits=rand(3, 100), labels=labels)
 
 
 def test_labels_must_be_one_dimensional_integers():

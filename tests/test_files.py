@@ -1,19 +1,42 @@
-"""Atomic writes, records with checksums, and names that point outside a folder."""
+"""Atomic writes, locks, records with checksums and signatures, and names that point outside a folder."""
 
+import hashlib
 import json
+import os
+import re
 import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.disks import files_up_to, ordinary_user
 
 from oodles.detectors import KNN
-from oodles.errors import FileError
+from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
-from oodles.files import member, read_record, read_tensors, sha256, write_bytes, write_record, write_tensors, write_with
+from oodles.files import (
+    MOST_BYTES,
+    MOST_DEPTH,
+    Fields,
+    locked,
+    member,
+    read_key,
+    read_record,
+    read_saved,
+    read_tensors,
+    sha256,
+    write_bytes,
+    write_record,
+    write_tensors,
+    write_with,
+)
 from oodles.persistence import load_detector, save_detector
 
 
@@ -156,6 +179,144 @@ def test_a_file_that_is_not_a_record_is_refused(tmp_path, content):
     (tmp_path / "r.json").write_bytes(content)
     with pytest.raises(FileError, match=r"r\.json"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
+
+
+def nested(depth):
+    return [] if depth == 1 else [nested(depth - 1)]
+
+
+def test_records_have_limits_that_hold_for_writing_too(tmp_path):
+    path, record = tmp_path / "r.json", {"kind": "thing", "schema": 1}
+    write_record(path, {**record, "value": nested(MOST_DEPTH - 2)})
+    read_record(path, kind="thing", schema=1)
+    before = path.read_bytes()
+    for value in (nested(MOST_DEPTH), "x" * MOST_BYTES):
+        with pytest.raises(FileError, match="larger or more deeply nested than can be read again"):
+            write_record(path, {**record, "value": value})
+    assert path.read_bytes() == before
+    path.write_text(json.dumps({**record, "value": nested(MOST_DEPTH)}))
+    with pytest.raises(FileError, match="nested more than 64 deep"):
+        read_record(path, kind="thing", schema=1)
+    with path.open("wb") as file:
+        file.truncate(10**12)  # no disk has to hold it, and no memory either
+    with pytest.raises(FileError, match=r"1,000,000,000,000 bytes, more than the 16,777,216 that are read"):
+        read_record(path, kind="thing", schema=1)
+
+
+@pytest.mark.parametrize("text", ['{"kind": "thing", "kind": "thing"}', '{"kind": "thing", "a": [{"b": 1, "b": 1}]}'])
+def test_a_key_that_is_there_twice_is_refused(tmp_path, text):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(FileError, match="a key is there twice"):
+        read_record(tmp_path / "r.json", kind="thing", schema=1)
+
+
+def test_only_regular_files_are_read(tmp_path):
+    write_record(tmp_path / "real.json", {"kind": "thing", "schema": 1})
+    (tmp_path / "link.json").symlink_to("real.json")
+    with pytest.raises(FileError, match=r"link\.json is a symbolic link"):
+        read_record(tmp_path / "link.json", kind="thing", schema=1)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(FileError, match=r"pipe\.json is not a regular file"):  # and does not wait for a writer
+        read_record(tmp_path / "pipe.json", kind="thing", schema=1)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(FileError, match="is not a regular file"):
+        read_tensors(tmp_path, {"file": "pipe.safetensors", "sha256": "0" * 64})
+
+
+class Sized(Fields):
+    size: Annotated[int, Meta(ge=1)]
+    name: str = "unnamed"
+
+
+def test_fields_are_checked_and_missing_ones_filled_in(tmp_path):
+    path = tmp_path / "r.json"
+    write_record(path, {"kind": "thing", "schema": 1, "size": 3})
+    assert read_record(path, kind="thing", schema=1, fields=Sized)["name"] == "unnamed"
+    for record, problem in (
+        ({"size": 0}, "Expected `int` >= 1 - at `$.size`"),
+        ({"size": 1.5}, "Expected `int`, got `float` - at `$.size`"),
+        ({"size": True}, "Expected `int`, got `bool` - at `$.size`"),
+        ({"name": "x"}, "missing required field `size`"),
+        ({"size": 1, "sise": 1}, "unknown field `sise`"),
+    ):
+        write_record(path, {"kind": "thing", "schema": 1, **record})
+        with pytest.raises(FileError, match=re.escape(problem)):
+            read_record(path, kind="thing", schema=1, fields=Sized)
+
+
+# Locks and what killed writers leave ----------------------------------------------------------------
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    waited = []
+
+    def second():
+        with locked(tmp_path / "new", seconds=20):
+            waited.append(time.monotonic())
+
+    with locked(tmp_path / "new"):
+        with pytest.raises(FileError, match="new is being written by another process; wait until it has finished"):
+            ThreadPoolExecutor(1).submit(lambda: locked(tmp_path / "new").__enter__()).result()
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        released = time.monotonic()
+    thread.join()
+    assert waited[0] >= released
+
+
+def test_temporary_files_of_killed_writers_are_removed(tmp_path):
+    def abandoned(age):
+        path = tmp_path / f".a.json.writing-{age}.json"
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age, time.time() - age))
+        return path
+
+    old, new = abandoned(4000), abandoned(5)
+    write_bytes(tmp_path / "b.json", b"whole")
+    assert not old.exists()
+    assert new.exists(), "its writer may be alive"
+    with locked(tmp_path):
+        assert not new.exists(), "its writer would hold the lock"
+
+
+def test_tensors_that_a_writer_has_just_replaced_are_looked_for_again(tmp_path):
+    old, new = ({"tensors": write_tensors(tmp_path, "t", {"a": torch.tensor(value)})} for value in (1.0, 2.0))
+    (tmp_path / old["tensors"]["file"]).unlink()
+    records = iter([old, old, new])
+    record, tensors = read_saved(tmp_path, lambda: next(records))
+    assert record is new
+    assert tensors["a"] == 2
+    with pytest.raises(FileError, match=r"t-\w+\.safetensors cannot be read \(No such file or directory\)"):
+        read_saved(tmp_path, lambda: old)
+
+
+# Signatures -----------------------------------------------------------------------------------------
+
+KEY = bytes(range(32))
+
+
+def test_a_signature_covers_the_whole_record(tmp_path):
+    path, record = tmp_path / "r.json", {"kind": "thing", "schema": 1, "value": 0.25}
+    write_record(path, record, KEY)
+    assert read_record(path, kind="thing", schema=1, key=KEY).items() >= record.items()
+    signed = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}
+    for forged in ({**signed, "value": 0.26}, {**signed, "signature": "é"}, {**signed, "signature": None}, record):
+        body = json.dumps(forged, sort_keys=True, separators=(",", ":"))
+        path.write_text(json.dumps({**forged, "seal": hashlib.sha256(body.encode()).hexdigest()}))
+        read_record(path, kind="thing", schema=1)  # anybody can compute a checksum
+        with pytest.raises(FileError, match=r"is not signed|another key or altered"):
+            read_record(path, kind="thing", schema=1, key=KEY)
+
+
+def test_keys_are_long_and_may_be_in_a_file(tmp_path):
+    (tmp_path / "key").write_bytes(KEY)
+    assert read_key(tmp_path / "key") == read_key(str(tmp_path / "key")) == read_key(KEY) == KEY
+    assert read_key(None) is None
+    with pytest.raises(ArgumentError, match="a key of 15 bytes can be guessed; give at least 16"):
+        read_key(KEY[:15])
+    with pytest.raises(FileError, match=r"the key .*nowhere cannot be read"):
+        read_key(tmp_path / "nowhere")
 
 
 def test_json_nested_too_deeply_is_refused(tmp_path):

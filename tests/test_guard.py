@@ -4,13 +4,14 @@ import copy
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support import networks
 from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
-from support.snapshots import portrait
+from support.snapshots import numbers, portrait
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,10 +19,10 @@ from oodles.calibration import Threshold, calibrate
 from oodles.data.transforms import Transform
 from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, ReAct, parse
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
-from oodles.files import write_record
+from oodles.files import LOCK, write_record
 from oodles.guard import Guard, Verdict
 from oodles.network.extraction import extract
-from oodles.persistence import load_guard, save_detector
+from oodles.persistence import load_detector, load_guard, save_detector
 
 ROWS = 40
 
@@ -170,6 +171,46 @@ def test_it_runs_in_eval_mode_even_if_the_model_is_in_training_mode():
     statistics = guard.model.body.bn1.running_mean.clone()
     assert torch.equal(guard(pictures(4)).logits, before.logits)
     assert torch.equal(guard.model.body.bn1.running_mean, statistics)
+
+
+def test_a_submodule_left_in_training_mode_is_in_eval_mode_for_the_call():
+    guard, _ = guarded()
+    before = guard(pictures(4))
+    guard.model.body.bn1.train()
+    state, statistics = portrait(guard.model), numbers(guard.model)
+    after = guard(pictures(4))
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.score, before.score)
+    assert portrait(guard.model) == state
+    torch.testing.assert_close(numbers(guard.model), statistics, rtol=0, atol=0)
+
+
+def test_a_guard_is_in_eval_mode_until_its_call_ends_whatever_another_thread_does():
+    """An extraction that ends restores training mode; a guard's call that has begun must not see it."""
+    guard, _ = guarded()
+    want = guard(pictures(6)).logits
+    submitted, inside, extracted = Event(), Event(), Event()
+
+    def halfway(*_):
+        if submitted.is_set():
+            inside.set()
+            assert extracted.wait(20)
+
+    guard.model.body.conv1.register_forward_pre_hook(halfway)
+    guard.model.train()
+    with ThreadPoolExecutor(1) as pool:
+
+        def loader():
+            yield pictures(4)
+            submitted.set()
+            calls.append(pool.submit(guard, pictures(6)))
+            assert inside.wait(20)
+
+        calls = []
+        extract(guard.model, loader())
+        extracted.set()
+        assert torch.equal(calls[0].result(20).logits, want)
+    assert guard.model.training
 
 
 def test_nothing_requires_grad():
@@ -491,7 +532,7 @@ def test_saving_again_replaces_the_old_files(tmp_path):
     first.save(tmp_path / "g")
     second.save(tmp_path / "g")
     assert Guard.load(tmp_path / "g", second.model).detector.spec == second.detector.spec
-    assert len(list((tmp_path / "g").iterdir())) == 3
+    assert len(list((tmp_path / "g").iterdir())) == 3, "the record, the tensors and the lock"
 
 
 def test_it_is_loaded_with_its_own_model_only(tmp_path):
@@ -508,8 +549,8 @@ def test_it_is_loaded_with_its_own_model_only(tmp_path):
 def test_a_change_to_any_file_is_detected(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
-    files = sorted((tmp_path / "g").iterdir())
-    assert len(files) == 3
+    files = sorted(path for path in (tmp_path / "g").iterdir() if path.name != LOCK)
+    assert len(files) == 2
     for file in files:
         whole = file.read_bytes()
         for content in (whole[:-3], whole[: len(whole) // 2] + b"#" + whole[len(whole) // 2 + 1 :], b""):
@@ -537,17 +578,17 @@ def test_a_threshold_edited_by_hand_is_detected(tmp_path):
 def test_files_outside_the_folder_links_and_newer_records_are_refused(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
-    detector = tmp_path / "g" / "detector.json"
-    record = json.loads(detector.read_text())
+    file = tmp_path / "g" / "guard.json"
+    record = json.loads(file.read_text())
     record.pop("seal")
     (tensors,) = (tmp_path / "g").glob("*.safetensors")
-    write_record(detector, {**record, "tensors": {**record["tensors"], "file": "../" + tensors.name}})
+    write_record(file, {**record, "tensors": {**record["tensors"], "file": "../" + tensors.name}})
     with pytest.raises(FileError, match="outside the folder"):
         Guard.load(tmp_path / "g", guard.model)
-    write_record(detector, {**record, "schema": 99})
+    write_record(file, {**record, "schema": 99})
     with pytest.raises(FileError, match="schema 99"):
         Guard.load(tmp_path / "g", guard.model)
-    write_record(detector, record)
+    write_record(file, record)
     tensors.rename(tmp_path / "moved")
     tensors.symlink_to(tmp_path / "moved")
     with pytest.raises(FileError, match="symbolic link"):
@@ -555,8 +596,12 @@ def test_files_outside_the_folder_links_and_newer_records_are_refused(tmp_path):
 
 
 def test_a_threshold_is_not_loaded_with_another_detector(tmp_path):
+    """Also if somebody saves another detector into the guard's folder: each has its own files there."""
     guard, features = guarded()
     guard.save(tmp_path / "g")
-    save_detector(DICE(p=0.9).fit(features), tmp_path / "g")
-    with pytest.raises(FileError, match="another detector than its threshold was set for"):
-        load_guard(tmp_path / "g")
+    other = DICE(p=0.9).fit(features)
+    save_detector(other, tmp_path / "g")
+    loaded = Guard.load(tmp_path / "g", guard.model)
+    assert torch.equal(loaded(pictures(5)).score, guard(pictures(5)).score)
+    guard.save(tmp_path / "g")
+    assert torch.equal(load_detector(tmp_path / "g").score(features), other.score(features))

@@ -45,7 +45,7 @@ last_bits = st.sampled_from([1.0, -1.0, 0.1, 1e300, -3e-200]).flatmap(
     lambda base: st.tuples(*[arrays_of(st.sampled_from(neighbours(base)), np.float64)] * 2)
 )
 pairs = st.tuples(st.one_of(grids, singles, doubles, signed_zeros), st.one_of(grids, singles, doubles, signed_zeros))
-infinite = arrays_of(st.sampled_from([-np.inf, -1.0, 0.0, 2.0, 1e308, np.inf]), np.float64)
+infinite = arrays_of(st.sampled_from([-np.inf, -1.0, 0.0, 2.0, 1e308]), np.float64)
 paths = st.sampled_from(PATHS)
 
 
@@ -74,7 +74,7 @@ def test_scores_that_differ_in_the_last_bit_are_not_ties(scores: tuple[Array, Ar
 
 @settings(max_examples=60, deadline=None)
 @given(ids=infinite, oods=infinite, path=paths)
-def test_infinities_are_ordinary_values(ids: Array, oods: Array, path: tuple[int, int]) -> None:
+def test_minus_infinity_is_an_ordinary_value(ids: Array, oods: Array, path: tuple[int, int]) -> None:
     # that there are no warnings is tested separately below
     with np.errstate(all="ignore"):
         got = evaluated(ids, oods, path)
@@ -94,7 +94,7 @@ def test_the_smallest_numbers_keep_their_order(path: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("ids", "oods"),
     [
-        ([np.inf, 1.0], [-np.inf, 0.0]),
+        ([1e308, 1.0], [-np.inf, 0.0]),
         ([1e308, 1.7e308], [0.0, 1.0]),
         (np.array([6e4, 6e4], dtype=np.float16), [0.0, 1.0]),
         (np.array([3e38, 3e38], dtype=np.float32), [0.0, 1.0]),
@@ -230,13 +230,13 @@ def test_invalid_scores_are_refused_with_their_name(metric: Any, side: int, bad:
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
-def test_nan_is_counted(kind: Any) -> None:
-    with pytest.raises(DataError, match="ood_scores: 2 of 4 scores are NaN, the first at index 1"):
-        metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("nan")]))
+def test_nan_and_infinity_are_counted(kind: Any) -> None:
+    with pytest.raises(DataError, match=r"ood_scores: 2 of 4 scores are NaN or .inf, the first at index 1"):
+        metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("inf")]))
 
 
 def test_nan_is_found_among_infinities() -> None:
-    with np.errstate(all="ignore"), pytest.raises(DataError, match="1 of 3 scores are NaN"):
+    with np.errstate(all="ignore"), pytest.raises(DataError, match="2 of 3 scores are NaN"):
         metrics.evaluate([np.inf, -np.inf, np.nan], [0.0])
 
 

@@ -20,6 +20,7 @@ from support.detector_data import every_detector
 from torch import Tensor
 
 import oodles
+from oodles.data.transforms import CIFAR
 from oodles.detectors import (
     DICE,
     GODIN,
@@ -37,7 +38,7 @@ from oodles.detectors import (
 from oodles.detectors.base import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
-from oodles.files import write_record, write_tensors
+from oodles.files import LOCK, write_record, write_tensors
 from oodles.functional import energy, msp
 from oodles.persistence import load_detector, load_guard, save_detector, save_guard, save_threshold
 from oodles.testing import example_features, fit_and_tune, with_passes
@@ -94,7 +95,7 @@ def test_loading_gives_the_same_detector(detector: Detector, features: Features,
     assert loaded.spec == detector.spec
     assert loaded.fitted
     assert torch.equal(loaded.score(features), detector.score(features))
-    assert {path.suffix for path in (tmp_path / "saved").iterdir()} == {".json", ".safetensors"}
+    assert {path.suffix or path.name for path in (tmp_path / "saved").iterdir()} == {".json", ".safetensors", LOCK}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_replacing_leaves_one_tensor_file(saved: Path, features: Features) -> No
     detector = ReAct(percentile=80).fit(features)
     for _ in range(2):
         save_detector(detector, saved)
-        assert {path.name for path in saved.iterdir()} == {"detector.json", tensors_of(saved).name}
+        assert {path.name for path in saved.iterdir()} == {"detector.json", tensors_of(saved).name, LOCK}
     assert not first.exists()
     assert torch.equal(load_detector(saved).score(features), detector.score(features))
 
@@ -510,6 +511,18 @@ def test_scores_that_do_not_exist_are_refused(saved: Path, score: dict[str, Any]
     refused(saved, str(saved / "detector.json"))
 
 
+@pytest.mark.parametrize("field", ["oodles", "spec", "detector", "tensors"])
+@pytest.mark.parametrize("value", [None, 5, [], True], ids=str)
+def test_every_field_has_its_type(saved: Path, field: str, value: Any) -> None:
+    reseal(saved, **{field: value})
+    refused(saved, str(saved / "detector.json"), f"`$.{field}`")
+
+
+def test_a_field_that_this_version_does_not_know_is_refused(saved: Path) -> None:
+    reseal(saved, temperature=2.0)
+    refused(saved, str(saved / "detector.json"), "unknown field `temperature`")
+
+
 @pytest.mark.parametrize("entry", [None, [], {}, {"file": "x"}, {"sha256": "0"}, {"file": 5, "sha256": "0"}], ids=str)
 def test_a_record_without_its_tensors_is_refused(saved: Path, entry: Any) -> None:
     reseal(saved, tensors=entry)
@@ -557,6 +570,64 @@ def test_a_tensor_missing_from_a_member_is_refused(member: int, features: Featur
     del state[name]
     reseal(tmp_path, tensors=write_tensors(tmp_path, "detector", state))
     refused(tmp_path, str(tensors_of(tmp_path)), name.rpartition(".")[2], "missing")
+
+
+def change(folder: Path, name: str, tensor: Tensor) -> None:
+    """Replace a tensor and update all checksums."""
+    reseal(folder, tensors=write_tensors(folder, "detector", {**load_file(tensors_of(folder)), name: tensor}))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("bias_", torch.tensor([0.0, 1.0, 2.0, torch.inf])),
+        ("bias_", torch.tensor([0.0, 1.0, 2.0, torch.nan])),
+        ("bias_", torch.zeros(3)),
+        ("bias_", torch.zeros(4, dtype=torch.float64)),
+        ("bias_", torch.zeros(4, dtype=torch.int64)),
+        ("bias_", torch.zeros(4, dtype=torch.complex64)),
+        ("weight_", torch.zeros(12, 4)),
+        ("weight_", torch.zeros(4, 12, 1)),
+        ("shape_", torch.tensor([13, 4])),
+        ("shape_", torch.tensor([-12, 4])),
+        ("shape_", torch.tensor([10**15, 4])),
+        ("shape_", torch.tensor([12.0, 4.0])),
+        ("shape_", torch.tensor(12)),
+        ("shapes.0.threshold_", torch.zeros(7)),
+    ],
+    ids=lambda value: f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else value,
+)
+def test_a_tensor_of_another_shape_or_type_or_not_finite_is_refused(saved: Path, name: str, tensor: Tensor) -> None:
+    change(saved, name, tensor)
+    with pytest.raises(FileError, match=r"does not hold a fitted DICE.*: .+") as caught:
+        load_detector(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_tuning_must_have_chosen_one_of_the_choices(tmp_path: Path) -> None:
+    detector = ODIN()
+    save_detector(fit_and_tune(detector, with_passes(detector, example_features(60))), tmp_path)
+    for choice in (torch.tensor(99), torch.tensor(-1), torch.tensor([1, 2]), torch.tensor(0.0)):
+        change(tmp_path, "choice_", choice)
+        refused(tmp_path, "does not hold a fitted ODIN")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_detector_in_another_precision_is_loaded(dtype: torch.dtype, features: Features, tmp_path: Path) -> None:
+    loaded = reloaded(RankEnsemble(detectors=["dice", "knn"]).fit(features).to(dtype), tmp_path)
+    assert {buffer.dtype for buffer in loaded.buffers()} == {dtype, torch.int64}
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(saved: Path, features: Features) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    detector = DICE(p=0.7).fit(features)
+    detector.bias_[1] = torch.inf
+    with pytest.raises(ArgumentError, match=r"cannot be saved: bias_ contains NaN or infinite values"):
+        save_detector(detector, saved)
+    threshold = oodles.Threshold(value=0.5, id_rate=0.9, calibration_size=50)
+    with pytest.raises(ArgumentError, match=r"cannot be saved: .*missing required field `resize`"):
+        save_guard(saved, DICE(p=0.7).fit(features), threshold, preprocessing={"size": 8})
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
 
 
 def test_tensors_of_another_detector_are_refused(saved: Path) -> None:
@@ -610,7 +681,7 @@ def test_a_damaged_detector_can_be_written_again(saved: Path, features: Features
 
 def test_a_new_threshold_leaves_the_rest_of_a_guard_as_it_is(features: Features, tmp_path: Path) -> None:
     old, new = (oodles.Threshold(value=value, id_rate=0.9, calibration_size=50) for value in (0.25, 0.5))
-    about = {"model": "f00d", "head": "fc", "preprocessing": {"size": 8}, "class_names": ["a", "b"]}
+    about = {"model": "f00d", "head": "fc", "preprocessing": CIFAR.as_record(), "class_names": ["a", "b"]}
     save_guard(tmp_path, DICE(p=0.7).fit(features), old, **about)
     before, (_, _, record) = set(tmp_path.iterdir()), load_guard(tmp_path)
     save_threshold(tmp_path, new)

@@ -9,13 +9,14 @@ import textwrap
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.disks import files_up_to, ordinary_user
 
-from oodles.errors import ArgumentError, FileError
-from oodles.features import Features
-from oodles.files import sha256, write_record
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import Features, Head
+from oodles.files import sha256, write_record, write_tensors
 from oodles.network.extraction import extract
-from oodles.store import Shard, Store, Writer, is_store, read_manifest, stored_rows
+from oodles.store import Store, Writer, is_store, read_manifest, stored_rows
 
 ABOUT = {"model": "a" * 64, "dtype": "torch.float32"}
 
@@ -292,7 +293,7 @@ def test_a_manifest_that_points_outside_the_folder_is_refused(tmp_path, name):
     rewrite(tmp_path / "s", lambda manifest: manifest["shards"][0].update(file=name))
     with pytest.raises(FileError, match="outside the folder"):
         Store(tmp_path / "s")
-    rewrite(tmp_path / "s", lambda manifest: manifest.update(head={"file": name, "sha256": "0"}))
+    rewrite(tmp_path / "s", lambda manifest: manifest.update(head={"file": name, "sha256": "0" * 64}))
     with pytest.raises(FileError, match="outside the folder"):
         Store(tmp_path / "s")
 
@@ -337,6 +338,140 @@ def test_a_shard_that_is_not_a_safetensors_file_is_refused(tmp_path):
     write(tmp_path / "s")
     shard = tmp_path / "s" / "shard-00000.safetensors"
     shard.write_bytes(b"\xff" * 40)
-    entry = {"rows": 4, "bytes": 40, "sha256": sha256(shard)}
+    rewrite(tmp_path / "s", lambda manifest: manifest["shards"][0].update(bytes=40, sha256=sha256(shard)))
     with pytest.raises(FileError, match=r"shard-00000.* is not a shard"):
-        Shard(shard, entry).columns()
+        Store(tmp_path / "s").shards[0].columns()
+
+
+# Manifests that do not match their files ----------------------------------------------------------
+
+
+def replace_shard(folder, columns, number=1):
+    """Write another shard and update its checksum, but not what the manifest says of its rows."""
+    shard = folder / f"shard-{number:05d}.safetensors"
+    save_file(columns, shard)
+    entry = {"bytes": shard.stat().st_size, "sha256": sha256(shard)}
+    rewrite(folder, lambda manifest: manifest["shards"][number].update(entry))
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (lambda columns: {name: column[:3] for name, column in columns.items()}, "has 3 rows, not 4"),
+        (lambda columns: {**columns, "labels": torch.zeros(4).long()}, "its columns are embedding, labels, logits"),
+        (lambda columns: {"embedding": columns["embedding"]}, "its columns are embedding, not embedding, logits"),
+        (lambda columns: {**columns, "logits": torch.zeros(4, 5)}, "not of the same type and width as in the other"),
+        (lambda columns: {**columns, "logits": columns["logits"].half()}, "not of the same type and width"),
+        (lambda columns: {**columns, "logits": columns["logits"][:3]}, "columns differ in rows"),
+        (lambda columns: {**columns, "logits": columns["logits"].long()}, "must be a floating-point tensor"),
+        (lambda columns: {**columns, "logits": columns["logits"].log()}, "NaN or infinite values"),
+    ],
+)
+def test_a_shard_must_be_as_the_manifest_says(tmp_path, change, fact):
+    write(tmp_path / "s")
+    replace_shard(tmp_path / "s", change({name: column - 100.5 for name, column in part(100).items()}))
+    first, second = Store(tmp_path / "s").shards
+    first.columns()
+    with pytest.raises(FileError, match=rf"shard-00001.* is not a shard of this store \(.*{fact}.*; delete") as caught:
+        second.columns()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"weight": torch.ones(3, 3), "bias": torch.ones(4)},
+        {"weight": torch.ones(3)},
+        {"bias": torch.ones(3)},
+        {"weight": torch.ones(3, 3), "scale": torch.ones(3)},
+        {"weight": torch.full((3, 3), torch.inf)},
+        {"weight": torch.ones(3, 3).long()},
+        {"weight": torch.ones(3, 3), "bias": torch.ones(3).double()},
+        {"weight": torch.ones(3, 3).to(torch.float8_e4m3fn)},
+    ],
+)
+def test_a_head_must_be_a_last_layer(tmp_path, head):
+    write(tmp_path / "s")
+    entry = write_tensors(tmp_path / "s", "head", head)
+    rewrite(tmp_path / "s", lambda manifest: manifest.update(head=entry))
+    with pytest.raises(FileError, match=r"head-\w+\.safetensors is not the weight and bias of a last layer"):
+        Features.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"complete": "yes"}, "complete"),
+        ({"columns": "embedding"}, "columns"),
+        ({"shards": {}}, "shards"),
+        ({"head": "fc"}, "head"),
+        ({"class_names": [1, 2]}, r"class_names\[0\]"),
+        ({"multilabel": None}, "multilabel"),
+        ({"about": []}, "about"),
+        ({"shards": [{"file": "shard-00000.safetensors", "rows": -1}]}, r"shards\[0\].rows"),
+    ],
+)
+def test_every_field_of_a_manifest_has_its_type_and_range(tmp_path, change, place):
+    write(tmp_path / "s")
+    rewrite(tmp_path / "s", lambda manifest: manifest.update(change))
+    for attempt in (lambda: Features.load(tmp_path / "s"), lambda: write(tmp_path / "s", 3)):
+        with pytest.raises(FileError, match=rf"manifest\.json is not as this version writes it: .* at `\$\.{place}`"):
+            attempt()
+
+
+def test_a_complete_store_has_rows_and_a_name_for_each_class(tmp_path):
+    features = Features(torch.rand(4, 3), head=Head(torch.rand(2, 3)), class_names=("cat", "dog"))
+    for number, change in enumerate(({"shards": []}, {"class_names": ["cat"]})):
+        features.save(tmp_path / f"{number}")
+        rewrite(tmp_path / f"{number}", lambda manifest, change=change: manifest.update(change))
+        with pytest.raises(FileError, match=r"is complete but has (no rows|1 names for 2 classes)"):
+            Features.load(tmp_path / f"{number}")
+
+
+# Interrupted writers --------------------------------------------------------------------------------
+
+
+def interrupt(monkeypatch, after):
+    """Let the process end, as if it were killed, when it writes the shard after these."""
+    append = Writer.append
+
+    def stop(self, *given):
+        if len(self.shards) == after:
+            raise KeyboardInterrupt
+        append(self, *given)
+
+    monkeypatch.setattr(Writer, "append", stop)
+
+
+def test_an_interrupted_save_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr("oodles.features.SHARD_ELEMENTS", 30)
+    features = Features(torch.rand(40, 3), head=Head(torch.rand(2, 3)))
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=2)
+        with pytest.raises(KeyboardInterrupt):
+            features.save(tmp_path / "s")
+    with pytest.raises(FileError, match="unfinished"):
+        Features.load(tmp_path / "s")
+    other = Features(torch.rand(35, 3), head=features.head)
+    other.save(tmp_path / "s")
+    assert torch.equal(Features.load(tmp_path / "s").embedding, other.embedding)
+    assert len([*(tmp_path / "s").glob("shard-*")]) == len(Store(tmp_path / "s").shards) == 4
+    with pytest.raises(DataError, match="already holds features"):
+        features.save(tmp_path / "s")
+
+
+def test_a_save_does_not_begin_an_extraction_again(tmp_path):
+    write(tmp_path / "s", shards=1, finish=False)
+    with pytest.raises(FileError, match="was written with another"):
+        Features(torch.rand(4, 3), logits=torch.rand(4, 3)).save(tmp_path / "s")
+    write(tmp_path / "s", shards=2)
+    assert len(Store(tmp_path / "s").shards) == 2
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    write(tmp_path / "s", shards=1, finish=False)
+    kept = contents(tmp_path / "s")
+    for name in (".shard-00001.safetensors.writing-x1.safetensors", "shard-00001.safetensors", "head-00.safetensors"):
+        (tmp_path / "s" / name).write_bytes(b"half")
+    write(tmp_path / "s", shards=1, finish=False)
+    assert contents(tmp_path / "s") == kept

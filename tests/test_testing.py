@@ -146,7 +146,26 @@ class ReplacesNan(DICE):
 
 class TakesAnyWidth(DICE):
     def score(self, features: Features) -> Tensor:
-        return super().score(Features(features.embedding[:, :24]))
+        return super().score(Features.unvalidated({"embedding": features.embedding[:, :24]}))
+
+
+class GivesInfinityForHugeRows(Distance):
+    def score(self, features: Features) -> Tensor:
+        return super().score(features).nan_to_num(nan=torch.inf)
+
+
+class ClipsInfinity(Distance):
+    """What clipping does to an infinite activation, if nothing checks the rows."""
+
+    def score(self, features: Features) -> Tensor:
+        return super().score(Features.unvalidated({"embedding": features.embedding.clamp(max=1e4)}))
+
+
+class ComparesWithEverything(Distance):
+    """Holds far more numbers per row than it says."""
+
+    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        return -(embedding[:, :, None].expand(-1, -1, 50) - self.mean_[:, None]).square().mean(dim=2).sum(dim=1)
 
 
 class NeighbourlyODIN(ODIN):
@@ -178,6 +197,9 @@ class ForgetfulODIN(ODIN):
         (KeepsItOutOfBuffers(p=0.5), "loading changes scores"),
         (ReplacesNan(p=0.5), "a NaN input does not get a NaN score"),
         (TakesAnyWidth(p=0.5), "another width must raise ShapeError"),
+        (GivesInfinityForHugeRows(), "infinite scores"),
+        (ClipsInfinity(), "an infinite embedding must get NaN"),
+        (ComparesWithEverything(), "numbers per row, numbers_per_row states 232"),
         (NeighbourlyODIN(epsilon=0.004), "depend on the batch size"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Detector) else "",

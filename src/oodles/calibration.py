@@ -18,13 +18,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Threshold:
-    """Accepts an input as ID if its score is at least ``value``; a NaN score is never ID.
+    """Accepts an input as ID if its score is at least ``value``; a score that is NaN or infinite is never ID.
 
     ``id_rate`` is the rate it was set for, ``calibration_size`` the number of ID scores it was set on.
 
     >>> import torch
-    >>> Threshold(value=1.0, id_rate=0.95, calibration_size=100).is_id(torch.tensor([0.9, 1.0, float("nan")]))
-    tensor([False,  True, False])
+    >>> Threshold(value=1.0, id_rate=0.95, calibration_size=100).is_id(torch.tensor([0.9, 1.0, torch.inf, torch.nan]))
+    tensor([False,  True, False, False])
     """
 
     value: float
@@ -40,8 +40,8 @@ class Threshold:
     @overload
     def is_id(self, scores: npt.NDArray[Any]) -> npt.NDArray[np.bool_]: ...
     def is_id(self, scores: Any) -> Any:
-        """True where ``scores >= value``, for torch and NumPy alike."""
-        return scores >= self.value
+        """True where a score is finite and at least ``value``, for torch and NumPy alike."""
+        return (scores >= self.value) & (scores < math.inf)
 
 
 def check_id_rate(id_rate: float) -> None:
@@ -91,7 +91,7 @@ class Conformal:
     scores: Tensor
 
     def p_values(self, features: Features) -> Floats:
-        """One p-value per row; small means OOD. A NaN score gets the smallest possible p-value."""
+        """One p-value per row; small means OOD. A score of NaN or +inf gets the smallest possible p-value."""
         return p_values(self.detector.score(features), self.scores)
 
     def is_ood(self, features: Features, *, fdr: float = 0.05) -> npt.NDArray[np.bool_]:
@@ -106,8 +106,8 @@ class Conformal:
 def conformal(detector: Detector, calibration: Features) -> Conformal:
     """P-values for a fitted detector, from ID rows that it was not fitted on."""
     scores = detector.score(calibration).double()
-    if torch.isnan(scores).any():
-        raise DataError(f"{detector} gives NaN scores on the calibration set; check those inputs")
+    if not torch.isfinite(scores).all():
+        raise DataError(f"{detector} gives scores that are not finite on the calibration set; check those inputs")
     return Conformal(detector, scores.sort().values)
 
 
@@ -119,7 +119,7 @@ def p_values(scores: Tensor | npt.ArrayLike, calibration_scores: Tensor | npt.Ar
     """
     reference, values = np.sort(_as_array(calibration_scores)), _as_array(scores)
     at_most = np.searchsorted(reference, values, side="right")
-    at_most = np.where(np.isnan(values), 0, at_most)
+    at_most = np.where(values < math.inf, at_most, 0)
     return np.asarray((1 + at_most) / (len(reference) + 1), dtype=np.float64)
 
 

@@ -59,8 +59,10 @@ def import_module_here(module: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(module)
-    except (ImportError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{module!r} cannot be imported ({error}); write package.module") from None
+    except (Exception, SystemExit) as error:  # a module of the user's may do anything
+        raise ArgumentError(
+            f"{module[:80]!r} cannot be imported ({describe_error(error)}); write package.module"
+        ) from error
 
 
 def import_object(module: str, name: str) -> Any:
@@ -69,3 +71,9 @@ def import_object(module: str, name: str) -> Any:
     if not hasattr(found, name):
         raise ArgumentError(f"{module}:{name}: {module} has no {name}")
     return getattr(found, name)
+
+
+def describe_error(error: BaseException) -> str:
+    """What somebody else's code raised, in one line: the type and the first line of the message, shortened."""
+    message = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,18 +1,81 @@
-"""Named columns of tensors, one row per image: their validation, storage form and fingerprint."""
+"""Named columns of tensors, one row per image: blocks of rows, validation, storage form and fingerprint."""
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from oodles.errors import DataError, ShapeError
+from oodles.errors import ArgumentError, DataError, ShapeError
 
 Columns = dict[str, Tensor]
 """Tensors by column name: ``embedding``, ``logits``, ``labels`` and ``layer.<name>``, one row per image."""
 
 LOGITS_TOLERANCE = 2e-2  # of the largest logit; half precision stays below it
 LAYER = "layer."  # prefix of the columns that hold activations of inner layers, and what is kept after an input step
+
+
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Block(Protocol):
+    """Some rows: tensors in memory, or a shard that is memory-mapped when its rows are used."""
+
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+
+    def columns(self) -> Columns: ...  # noqa: D102
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Rows as tensors."""
+
+    rows: int
+    tensors: Columns
+
+    def columns(self) -> Columns:  # noqa: D102
+        return self.tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Some rows of another block, copied out of it each time they are used and not kept."""
+
+    block: Block
+    index: Tensor
+
+    @property
+    def rows(self) -> int:  # noqa: D102
+        return len(self.index)
+
+    def columns(self) -> Columns:  # noqa: D102
+        return {name: column[self.index] for name, column in self.block.columns().items()}
+
+
+def as_tensor(name: str, values: Any) -> Tensor:
+    """A tensor from a tensor, an array or nested lists; one without plain numbers in memory is refused."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{name} cannot be read as numbers ({reason}); give a tensor or an array") from None
+    if not is_dense(tensor):
+        raise DataError(f"{name} is sparse, nested or on the meta device; give a dense tensor")
+    return tensor
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has its numbers in memory, one after another: it is not sparse, nested or on meta."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+
+
+def check_precision(dtype: torch.dtype | None) -> None:
+    """Raise unless features can be kept in this type."""
+    if dtype is not None and dtype not in PRECISIONS:
+        raise ArgumentError(f"dtype={dtype} cannot hold features; choose one of {', '.join(map(str, PRECISIONS))}")
 
 
 def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
@@ -27,9 +90,11 @@ def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
     for name, column in columns.items():
         if name == "labels":
             continue
-        if column.ndim != 2 or not column.is_floating_point():
+        if column.ndim != 2 or column.dtype not in PRECISIONS:
             kind = f"{column.dtype} of shape {tuple(column.shape)}"
-            raise ShapeError(f"{name} must be a floating-point tensor of shape (rows, width), got {kind}")
+            raise ShapeError(
+                f"{name} must be a floating-point tensor of 16, 32 or 64 bits and of shape (rows, width), got {kind}"
+            )
         _check_finite(name, column)
     classes = head_shape[0] if head_shape else columns["logits"].shape[1] if "logits" in columns else None
     for name, want in zip(("logits", "embedding"), head_shape or (), strict=False):
@@ -63,6 +128,13 @@ def to_storage(columns: Columns, dtype: torch.dtype) -> Columns:
     return converted
 
 
+def rows_not_finite(columns: Columns) -> list[int]:
+    """The numbers of the rows in which a column other than the labels has NaN or infinite values."""
+    values = [column for name, column in columns.items() if name != "labels" and not is_finite(column)]
+    bad = [~torch.isfinite(column).all(dim=1) for column in values]
+    return torch.stack(bad).any(dim=0).nonzero().flatten().tolist() if bad else []
+
+
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, dtypes, shapes and bytes: equal exactly when the tensors are."""
     digest = hashlib.sha256()
@@ -73,9 +145,14 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _check_finite(name: str, column: Tensor) -> None:
+def is_finite(column: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
     # min and max propagate NaN and infinity, so the usual case needs no mask the size of the data
-    if not column.numel() or all(torch.isfinite(end) for end in torch.aminmax(column)):
+    return not column.numel() or all(torch.isfinite(end) for end in torch.aminmax(column))
+
+
+def _check_finite(name: str, column: Tensor) -> None:
+    if is_finite(column):
         return
     bad = torch.nonzero(~torch.isfinite(column).all(dim=1)).flatten()
     raise DataError(
@@ -85,8 +162,10 @@ def _check_finite(name: str, column: Tensor) -> None:
 
 
 def _check_labels(labels: Tensor, classes: int | None) -> None:
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ShapeError(f"labels must be integers of shape (rows,), got {labels.dtype} {tuple(labels.shape)}")
+    if labels.ndim != 1 or labels.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        raise ShapeError(f"labels must be integers of shape (rows,), got {got}; convert them with labels.long()")
+    labels = labels.long()  # a small type cannot be compared with a large number of classes
     outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     bad = torch.nonzero(outside).flatten()
     if len(bad):

@@ -4,13 +4,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from oodles.columns import LAYER, Columns, check_columns, check_logits, fingerprint, to_storage
+from oodles.columns import (
+    LAYER,
+    PRECISIONS,
+    Block,
+    Columns,
+    Gathered,
+    InMemory,
+    as_tensor,
+    check_columns,
+    check_logits,
+    check_precision,
+    fingerprint,
+    to_storage,
+)
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.store import Store, Writer
 
@@ -31,14 +44,16 @@ class Head:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        device = torch.as_tensor(self.weight).device
+        device = as_tensor("weight", self.weight).device
         for name, part in self.tensors().items():
-            object.__setattr__(self, name, torch.as_tensor(part).to(device))  # from NumPy too
+            object.__setattr__(self, name, as_tensor(name, part).to(device))  # from NumPy too
         if self.weight.ndim != 2:
             raise ShapeError(f"a head's weight is (classes, width), got shape {tuple(self.weight.shape)}")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ShapeError(f"{self.classes} classes need a bias ({self.classes},), got {tuple(self.bias.shape)}")
         for name, tensor in self.tensors().items():
+            if tensor.dtype not in PRECISIONS:
+                raise ShapeError(f"a head's {name} is of type {tensor.dtype}; convert it to floating point of 16+ bits")
             if not torch.isfinite(tensor).all():
                 raise DataError(f"the head's {name} contains NaN or infinite values; is the checkpoint intact?")
 
@@ -97,39 +112,6 @@ class Classifier:
     multilabel: bool = False
 
 
-class Block(Protocol):
-    """Some rows: tensors in memory, or a shard that is memory-mapped when its rows are used."""
-
-    @property
-    def rows(self) -> int: ...  # noqa: D102
-
-    def columns(self) -> Columns: ...  # noqa: D102
-
-
-@dataclass(frozen=True, eq=False)
-class _InMemory:
-    rows: int
-    tensors: Columns
-
-    def columns(self) -> Columns:
-        return self.tensors
-
-
-@dataclass(frozen=True, eq=False)
-class _Gathered:
-    """Some rows of another block, copied out of it each time they are used and not kept."""
-
-    block: Block
-    index: Tensor
-
-    @property
-    def rows(self) -> int:
-        return len(self.index)
-
-    def columns(self) -> Columns:
-        return {name: column[self.index] for name, column in self.block.columns().items()}
-
-
 class Features:
     """Embeddings, logits and labels of ``n`` images, with the head that turns embeddings into logits.
 
@@ -137,14 +119,14 @@ class Features:
     integers or None, ``layers`` pooled activations of inner modules by name, ``class_names`` the names of the C
     classes, and ``multilabel`` says that each logit has a sigmoid of its own in place of one softmax over all. Tensors
     or NumPy arrays are validated once, here, and all moved to the device of the embedding (of the logits without one);
-    afterwards a ``Features`` never changes. One that was loaded from disk is memory-mapped: :meth:`batches`, slices and
-    :meth:`split` read only the rows they return.
+    nothing is copied otherwise, so writing into those tensors later changes the ``Features`` too. One that was loaded
+    from disk is memory-mapped: :meth:`batches`, slices and :meth:`split` read only the rows they return.
 
     >>> Features(torch.ones(3, 2), head=Head(torch.eye(2)), labels=torch.tensor([0, 1, 1]))
     Features(rows=3, width=2, classes=2, labels=yes)
     """
 
-    __slots__ = ("_blocks", "_joined", "_model", "_names", "_rows")
+    __slots__ = ("_bad_rows", "_blocks", "_joined", "_model", "_names", "_rows")
 
     def __init__(
         self,
@@ -156,11 +138,12 @@ class Features:
         layers: Mapping[str, Tensor] | None = None,
         class_names: Sequence[str] = (),
         multilabel: bool = False,
+        bad_rows: Sequence[int] = (),
     ) -> None:
         given = {"embedding": embedding, "logits": logits, "labels": labels}
-        columns = {name: torch.as_tensor(column) for name, column in given.items() if column is not None}
+        columns = {name: as_tensor(name, column) for name, column in given.items() if column is not None}
         for name, activation in (layers or {}).items():
-            columns[LAYER + name] = torch.as_tensor(activation)
+            columns[LAYER + name] = as_tensor(LAYER + name, activation)
         check_columns(columns, None if head is None else head.shape)
         device = next(iter(columns.values())).device
         columns = {name: column.to(device) for name, column in columns.items()}
@@ -168,29 +151,34 @@ class Features:
             head = head.to(device)
             check_logits(columns, head)
         model = Classifier(head, tuple(map(str, class_names)), multilabel)
-        self._build([_InMemory(len(next(iter(columns.values()))), columns)], columns, model)
+        self._build([InMemory(len(next(iter(columns.values()))), columns)], columns, model, bad_rows)
         if class_names and len(class_names) != self.classes:
             raise ArgumentError(f"{len(class_names)} class_names were given for {self.classes} classes")
 
-    def _build(self, blocks: Sequence[Block], names: Iterable[str], model: Classifier) -> None:
+    def _build(
+        self, blocks: Sequence[Block], names: Iterable[str], model: Classifier, bad_rows: Sequence[int] = ()
+    ) -> None:
         self._blocks = tuple(blocks)
         self._names = frozenset(names)
         self._rows = sum(block.rows for block in self._blocks)
         self._model = model
+        self._bad_rows = tuple(bad_rows)
         self._joined: Columns = {}
 
     @classmethod
-    def _trusted(cls, blocks: Sequence[Block], names: Iterable[str], model: Classifier) -> Self:
+    def _trusted(
+        cls, blocks: Sequence[Block], names: Iterable[str], model: Classifier, bad_rows: Sequence[int] = ()
+    ) -> Self:
         """Rows that were validated before: slices of a Features, or shards protected by a checksum."""
         self = cls.__new__(cls)
-        self._build(blocks, names, model)
+        self._build(blocks, names, model, bad_rows)
         return self
 
     @classmethod
     def unvalidated(cls, columns: Columns, head: Head | None = None) -> Self:
         """Rows as they come out of a network, which may contain NaN or infinite values."""
         rows = len(next(iter(columns.values())))
-        return cls._trusted([_InMemory(rows, columns)], columns, Classifier(head))
+        return cls._trusted([InMemory(rows, columns)], columns, Classifier(head))
 
     def __len__(self) -> int:
         return self._rows
@@ -213,6 +201,11 @@ class Features:
     def multilabel(self) -> bool:
         """Whether an input may belong to several classes: one sigmoid per logit, no softmax."""
         return self._model.multilabel
+
+    @property
+    def bad_rows(self) -> tuple[int, ...]:
+        """Which inputs of the loader ``extract(..., on_bad="mark")`` left out; slices and parts do not know."""
+        return self._bad_rows
 
     @property
     def device(self) -> torch.device:
@@ -304,7 +297,7 @@ class Features:
             raise DataError(f"{self} is too small to split, which needs {FEWEST_TO_SPLIT} rows; give two sets instead")
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         count = max(1, int(fraction * len(self)))
-        return self._gather(order[count:].sort().values), self._gather(order[:count].sort().values)
+        return self.gather(order[count:].sort().values), self.gather(order[:count].sort().values)
 
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> "Features":
         if isinstance(index, int):
@@ -331,21 +324,21 @@ class Features:
             offset += block.rows
         return Features._trusted(pieces, self._names, self._model)
 
-    def _gather(self, rows: Tensor) -> "Features":
+    def gather(self, rows: Tensor) -> "Features":
         """The rows of an ascending index, without reading any of them yet."""
         pieces: list[Block] = []
         offset = 0
         for block in self._blocks:
             inside = rows[(rows >= offset) & (rows < offset + block.rows)] - offset
             if len(inside):
-                pieces.append(_Gathered(block, inside))
+                pieces.append(Gathered(block, inside))
             offset += block.rows
         return Features._trusted(pieces, self._names, self._model)
 
     def _pick(self, columns: Columns, index: slice | Tensor) -> "Features":
         picked = {name: column[index] for name, column in columns.items()}
         rows = len(next(iter(picked.values())))
-        return Features._trusted([_InMemory(rows, picked)], picked, self._model)
+        return Features._trusted([InMemory(rows, picked)], picked, self._model)
 
     @classmethod
     def concat(cls, parts: Sequence["Features"]) -> "Features":
@@ -368,26 +361,29 @@ class Features:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Features":
         """The same rows on another device or with another floating-point type; labels stay integers."""
+        check_precision(dtype)
         kinds = {name: None if name == "labels" else dtype for name in self._names}
         columns = {name: self._column(name).to(device=device, dtype=kind) for name, kind in kinds.items()}
         head = None if self.head is None else self.head.to(device, dtype)
         if dtype in (torch.float16, torch.bfloat16):
             check_columns(columns, None if head is None else head.shape)
-        return Features._trusted([_InMemory(len(self), columns)], columns, replace(self._model, head=head))
+        block = InMemory(len(self), columns)
+        return Features._trusted([block], columns, replace(self._model, head=head), self._bad_rows)
 
     def save(self, path: str | Path, *, dtype: torch.dtype = torch.float32, note: str = "") -> None:
         """Write a feature store to the folder ``path``; ``note`` is free text kept with it."""
+        check_precision(dtype)
         head = {} if self.head is None else self.head.tensors()
         about = {"dtype": str(dtype), "head": fingerprint(head) if head else "none"}
-        with Writer(Path(path), about, note) as writer:
-            if writer.shards:
+        with Writer(Path(path), about, note, restart=True) as writer:
+            if writer.complete:
                 raise DataError(f"{path} already holds features; choose another folder or delete it")
             writer.write_head(head)
             writer.manifest.update(class_names=list(self.class_names), multilabel=self.multilabel)
             per_row = sum(block[name].shape[1:].numel() for block in [self._blocks[0].columns()] for name in block)
             for batch in self.batches(max(1, SHARD_ELEMENTS // max(1, per_row))):
                 stored = to_storage({name: batch._column(name) for name in batch._names}, dtype)
-                writer.append(stored, fingerprint(stored))
+                writer.append(stored, fingerprint(stored), () if writer.shards else self._bad_rows)
             writer.finish()
 
     @classmethod
@@ -396,4 +392,5 @@ class Features:
         store = Store(Path(path))
         head = Head(**store.head) if store.head else None
         names, multilabel = store.manifest.get("class_names", ()), store.manifest.get("multilabel", False)
-        return cls._trusted(store.shards, store.columns, Classifier(head, tuple(names), multilabel))
+        bad_rows = [row for entry in store.manifest["shards"] for row in entry["bad_rows"]]
+        return cls._trusted(store.shards, store.columns, Classifier(head, tuple(names), multilabel), bad_rows)

@@ -1,24 +1,60 @@
-"""Atomic writes, checksums, and JSON records that carry their own checksum."""
+"""Atomic writes, locks, checksums, and JSON records that carry their own checksum and perhaps a signature.
+
+A saved object is a folder with one record, which names every other file and its SHA-256. A writer holds the folder's
+lock, writes those files, then replaces the record, which is the moment the new object takes the place of the old one,
+and then removes files that the record no longer names. It can be killed at any time: what is loaded is the old object
+or the new one.
+"""
 
 import errno
 import hashlib
+import hmac
 import json
 import os
 import re
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from filelock import FileLock, Timeout
+from msgspec import Meta, Struct
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
-from oodles.errors import FileError
+from oodles.errors import ArgumentError, FileError
 
 Record = dict[str, Any]
+Key = bytes | str | Path
+"""A secret of at least 16 bytes, or the file that holds it."""
+
+LOCK, TEMPORARY = ".lock", ".writing-"
+ABANDONED = 3600  # seconds after which a temporary file that has not grown is one that a killed process left
+MOST_BYTES, MOST_DEPTH = 1 << 24, 64  # of a record
+FEWEST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
+ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a record consists of: subclasses declare the other fields with their types and ranges."""
+
+    kind: str
+    schema: int
+
+
+class TensorFile(Struct, forbid_unknown_fields=True):
+    """A file of tensors as a record names it."""
+
+    file: str
+    sha256: Digest
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -30,7 +66,8 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file, force it to disk, then rename it to ``path``."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        remove_temporaries(path.parent, ABANDONED)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}{TEMPORARY}", suffix=path.suffix, dir=path.parent)
         os.close(handle)
         temporary = Path(name)
         try:
@@ -41,6 +78,42 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path, seconds: float = 0) -> None:
+    """Delete the temporary files of killed processes: those that have not been written to for some seconds."""
+    for path in folder.glob(f".*{TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime >= seconds:
+                path.unlink()
+
+
+def remove_others(folder: Path, stem: str, keep: str) -> None:
+    """Delete the tensor files that :func:`write_tensors` wrote under ``stem``, except ``keep``."""
+    for path in folder.glob(f"{stem}-*.safetensors"):
+        if path.name != keep:
+            with suppress(OSError):
+                path.unlink()
+
+
+@contextmanager
+def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
+    """Be the only writer of a folder, which is created; waits up to ``seconds`` for another one to finish.
+
+    Temporary files of killed writers are removed.
+    """
+    lock = FileLock(folder / LOCK, timeout=seconds)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise FileError(f"{folder} is being written by another process; wait until it has finished") from None
+    try:
+        remove_temporaries(folder)
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -82,30 +155,114 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``."""
-    sealed = {**record, "seal": _checksum(record)}
-    write_bytes(path, (json.dumps(sealed, indent=1) + "\n").encode())
+def write_record(path: Path, record: Mapping[str, Any], key: bytes | None = None) -> None:
+    """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``; with a key also signed."""
+    body = {name: value for name, value in record.items() if name != "signature"}
+    if key is not None:
+        body["signature"] = _signature(body, key)
+    content = (json.dumps({**body, "seal": _checksum(body)}, indent=1) + "\n").encode()
+    if len(content) > MOST_BYTES or not _is_shallow(body, MOST_DEPTH):
+        raise FileError(f"{path} would be larger or more deeply nested than can be read again; store less in it")
+    write_bytes(path, content)
 
 
-def read_record(path: Path, *, kind: str, schema: int) -> Record:
-    """Read a record of this kind; one that is missing, altered, of another kind or schema is an error."""
-    try:
-        record = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
+def read_record(
+    path: Path, *, kind: str, schema: int, fields: type[Fields] | None = None, key: bytes | None = None
+) -> Record:
+    """Read a record of this kind; one that is missing, altered, of another kind or schema is an error.
+
+    So is one whose values are not as ``fields`` declares them. With a ``key`` it must be signed with that key.
+    """
+    record = _read_json(path, kind)
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise FileError(f"{path} does not describe a {kind}; it was written by another program")
     if record.get("schema") != schema:
         raise FileError(
-            f"{path} has schema {record.get('schema')}, this version of oodles reads schema {schema}; write the file "
-            "again with this version, or use the one that wrote it"
+            f"{path} has schema {str(record.get('schema'))[:40]}, this version of oodles reads schema {schema}; write "
+            "the file again with this version, or use the one that wrote it"
         )
     if record.pop("seal", None) != _checksum(record):
         raise FileError(f"{path} was altered after it was written (checksum mismatch); write it again")
+    if key is not None:
+        body = {name: value for name, value in record.items() if name != "signature"}
+        signature = record.get("signature")
+        if not isinstance(signature, str) or not signature.isascii():
+            raise FileError(f"{path} is not signed; save it again with the key, or load it without one")
+        if not hmac.compare_digest(signature, _signature(body, key)):
+            raise FileError(f"{path} was signed with another key or altered afterwards; do not use it")
+    return record if fields is None else checked(record, fields, path)
+
+
+def checked(record: Record, fields: type[Fields], source: object) -> Record:
+    """The record with its values checked against their declared types and ranges, and missing ones as declared."""
+    try:
+        whole: Record = msgspec.to_builtins(msgspec.convert(record, fields))
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise FileError(f"{source} is not as this version writes it: {error}; write it again") from None
+    return whole
+
+
+def _read_json(path: Path, kind: str) -> Any:
+    try:
+        value = json.loads(read_regular(path, MOST_BYTES), object_pairs_hook=_without_repetition)
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
+    except FileError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
+    if not _is_shallow(value, MOST_DEPTH):
+        raise FileError(f"{path} is nested more than {MOST_DEPTH} deep; it was written by another program")
+    return value
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key is there twice")
     return record
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    """Whether lists and dicts are nested at most this deep."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return depth > 0 and all(_is_shallow(each, depth - 1) for each in inside)
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of a file; a link, a device, a pipe and a file of more than ``most`` bytes are errors."""
+    if path.is_symlink():
+        raise FileError(f"{path} is a symbolic link, which is not allowed")
+    # a pipe that nobody writes to would block
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise FileError(f"{path} is not a regular file")
+        if most is not None and state.st_size > most:
+            raise FileError(f"{path} has {state.st_size:,} bytes, more than the {most:,} that are read")
+        return file.read()
+
+
+def read_key(key: Key | None) -> bytes | None:
+    """The bytes of a key, given as such or as the file that holds them."""
+    if key is None:
+        return None
+    secret = key if isinstance(key, bytes) else _read_key_file(Path(key))
+    if len(secret) < FEWEST_KEY_BYTES:
+        raise ArgumentError(
+            f"a key of {len(secret)} bytes can be guessed; give at least {FEWEST_KEY_BYTES} random bytes, such as "
+            "secrets.token_bytes(32)"
+        )
+    return secret
+
+
+def _read_key_file(path: Path) -> bytes:
+    try:
+        return read_regular(path, MOST_KEY_BYTES)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"the key {path} cannot be read ({error.strerror})") from None
 
 
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Record:
@@ -136,21 +293,43 @@ def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read what :func:`write_tensors` wrote, after checking its checksum."""
     path = member(folder, entry["file"])
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
+    except FileError:
+        raise
     except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}); write it again") from None
+        refused = FileError(f"{path} cannot be read ({error.strerror}); write it again")
+        refused.errno = error.errno
+        raise refused from None
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
     try:
         return parse_tensors(content)
-    except SafetensorError as error:
-        raise FileError(f"{path} is not a safetensors file ({error})") from None
+    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise FileError(f"{path} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None
+
+
+def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, Tensor]]:
+    """A record and the tensors it names, both of one save even while another process is saving.
+
+    If the tensors are gone, a writer has replaced the record in the meantime: it is read again.
+    """
+    for _ in range(ATTEMPTS):
+        record = read()
+        try:
+            return record, read_tensors(folder, record["tensors"])
+        except FileError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        time.sleep(PAUSE)
+    record = read()
+    return record, read_tensors(folder, record["tensors"])
 
 
 def member(folder: Path, name: str) -> Path:
     """The file ``name`` directly inside ``folder``; a path to anywhere else is an error."""
-    if name != Path(name).name or name in ("", ".", ".."):
-        raise FileError(f"{folder} lists a file outside the folder ({name!r}), which is not allowed")
+    # what is not printable may be nothing that a file can be called
+    if name != Path(name).name or name in ("", ".", "..") or not name.isprintable():
+        raise FileError(f"{folder} lists a file outside the folder ({name!r:.300}), which is not allowed")
     path = folder / name
     if path.is_symlink():
         raise FileError(f"{path} is a symbolic link, which is not allowed")
@@ -158,5 +337,12 @@ def member(folder: Path, name: str) -> Path:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(_canonical(record)).hexdigest()
+
+
+def _signature(record: Mapping[str, Any], key: bytes) -> str:
+    return hmac.new(key, _canonical(record), hashlib.sha256).hexdigest()
+
+
+def _canonical(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -14,21 +15,29 @@ from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.detectors import Detector, default_detector
-from oodles.detectors.base import INPUTS, check_fitted, check_head, check_multilabel, extra_columns
+from oodles.detectors.base import INPUTS, check_fitted, check_head, check_multilabel, extra_columns, learned_columns
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
+from oodles.detectors.outlier_rows import check_policy, screen
 from oodles.detectors.parse import as_detector
-from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError, ShapeError
 from oodles.explanation import Explanation, explain
 from oodles.features import Features
-from oodles.files import Record
+from oodles.files import Key, Record
+from oodles.network.candidates import relative_gap
 from oodles.network.classes import class_names
-from oodles.network.extraction import extract, model_fingerprint
+from oodles.network.extraction import extract
+from oodles.network.fingerprints import COPIES, is_fingerprint_of, model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName, Pass
 from oodles.network.perturbation import run_with_steps
-from oodles.network.taps import eval_mode, has_convolutions, unwrap
+from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like
+from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
 from oodles.persistence import load_guard, save_guard
 from oodles.selection.tuning import tune
 from oodles.steps import Step
+
+MOST_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
+# the largest relative differences in it: of the same model, on devices that round sums to ten bits, in half precision
+SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
 
 class Verdict(NamedTuple):
@@ -43,13 +52,14 @@ class Verdict(NamedTuple):
 class Guard(nn.Module):
     """Runs the model once and returns its logits bit for bit, the label, the score and ``is_id``.
 
-    The model is kept in eval mode. Its last linear layer is found at the first batch; pass the ``head`` that
-    ``extract`` was given, if any. It must have the width that the detector was fitted on. ``is_id`` is
-    ``score >= threshold``, and the score of an input whose embedding or logits are not finite is NaN, so
-    such an input is never in-distribution. ``preprocessing`` says how images were resized and normalised; it is saved
-    with the guard, so that ``oodles score`` treats images the same way. ``classes`` are the names of the model's
-    classes, in order; by default those in ``model.config.id2label``. ``multilabel`` says whether an input may have
-    several classes; by default what the model shows.
+    The model is put in eval mode, and every part of it is in eval mode during a call. Its last linear layer is found at
+    the first batch; pass the ``head`` that ``extract`` was given, if any. It must have the width that the detector was
+    fitted on. Several threads may call one guard. ``is_id`` is ``score >= threshold``, and the score of an input whose
+    embedding, logits or score are not finite, in the precision of the detector, is NaN, so such an input is never
+    in-distribution. ``preprocessing`` says how images were resized and normalised; it is saved with the guard, so that
+    ``oodles score`` treats images the same way. ``classes`` are the names of the model's classes, in order; by default
+    those in ``model.config.id2label``. ``multilabel`` says whether an input may have several classes; by default what
+    the model shows.
     """
 
     def __init__(
@@ -81,6 +91,8 @@ class Guard(nn.Module):
         self._steps: tuple[Step, ...] = ()  # set with the forward pass, as is the buffer below
         self._like: Tensor | None = None
         self._forward: ForwardPass | None = None
+        self._parts = tuple(model.modules())  # to look at their modes at every call
+        self._probe: Probe | None = None
         self.eval()
 
     @classmethod
@@ -98,6 +110,7 @@ class Guard(nn.Module):
         multilabel: bool | None = None,
         device: torch.device | str | None = None,
         preprocessing: Transform | Record | None = None,
+        outlier_rows: str = "warn",
     ) -> "Guard":
         """A guard for ``model`` from ID inputs alone: fits the detector (the default one if None) and its threshold.
 
@@ -106,9 +119,10 @@ class Guard(nn.Module):
         because a network fits its training data better than new data. ``detector`` may be text, such as ``"knn"``. If
         the model has no linear head, the default is made of detectors that need only logits. ``labels``, ``classes``
         and ``multilabel`` are those of :func:`oodles.extract`; ``preprocessing`` is taken from ``train`` if that is an
-        :class:`oodles.data.loaders.ImageLoader`.
+        :class:`oodles.data.loaders.ImageLoader`, and ``outlier_rows`` is that of :meth:`oodles.Detector.fit`.
         """
         check_id_rate(id_rate)
+        check_policy(outlier_rows)
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
@@ -120,14 +134,15 @@ class Guard(nn.Module):
         features = extract(model, train, **options, **about)
         if chosen is None:
             chosen = default_detector(features)
+        features = screen(features, learned_columns([chosen]), outlier_rows)
         if calibration is None:
             learned, held_out = features.split()
-            chosen.fit(learned)
+            chosen.fit(learned, outlier_rows="ignore")
         else:
-            chosen.fit(features)
+            chosen.fit(features, outlier_rows="ignore")
             tune([chosen], model, calibration, head=head, device=device, labels=labels)
             held_out = extract(model, calibration, **options, **about, steps=steps_of([chosen]))
-        return cls(
+        guard = cls(
             model,
             chosen,
             calibrate(chosen.score(held_out), id_rate),
@@ -136,6 +151,9 @@ class Guard(nn.Module):
             classes=features.class_names,
             multilabel=multilabel,
         )
+        if guard.preprocessing is None and (inputs := _first_inputs(model, train, labels)) is not None:
+            guard._probe = probe_like(inputs)
+        return guard
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
@@ -158,24 +176,24 @@ class Guard(nn.Module):
         like = columns[0].float() if self._like is None else self._like
         kind = logits.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            score = self.detector(*(column.to(like) for column in columns)).to(logits.device)
-        # clipping would make an infinite activation an ordinary one, and +inf would pass every threshold
+            used = [column.to(like) for column in columns]
+            score = self.detector(*used)
+        # clipping would make an infinite activation an ordinary one; after the cast, in which a large number overflows
         # zero times a number is zero unless it is NaN or infinite: a third of the operations of isfinite
-        score = score + torch.cat(columns, dim=1).mul(0).sum(dim=1).to(score)
+        score = (score + torch.cat([*used, score[:, None]], dim=1).mul(0).sum(dim=1)).to(logits.device)
         return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
 
     @torch.no_grad()
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Pass:
         """The model's logits and the columns that the detector scores from."""
-        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and not inputs[0].is_nested:
             self._check_images(inputs[0])
         if len(inputs) == 1 and not named:
             batch, _ = self._reader.split(inputs[0])
         else:
             batch = Inputs(inputs, {name: value for name, value in named.items() if name not in LABEL_KEYS})
-        if self.model.training:
-            self.model.eval()
-        seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
+        with eval_mode(self.model) if needs_eval(self._parts) else nullcontext():
+            seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
         classes = seen.columns["logits"].shape[1]
         if len(self.class_names) not in (0, classes):
             raise ArgumentError(f"classes= has {len(self.class_names)} names, but the model has {classes} classes")
@@ -211,8 +229,10 @@ class Guard(nn.Module):
             check_head(self.detector, found_head)
         if forward.multilabel if self.multilabel is None else self.multilabel:
             check_multilabel(self.detector)
-        self._forward, self._steps = forward, steps_of([self.detector])
+        self._probe = self._probe or probe_like(inputs)
+        self._steps = steps_of([self.detector])
         self._like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), None)
+        self._forward = forward  # last, because another thread may use all three as soon as it is there
         return forward
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:
@@ -225,21 +245,69 @@ class Guard(nn.Module):
         features = Features.unvalidated(seen, head)
         return explain(self.detector, features, self.threshold, classes=self.class_names, train=train)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, key: Key | None = None) -> None:
         """Write detector and threshold to the folder ``path``, without the model itself.
 
-        A fingerprint of the model's weights is kept, so the guard can only be loaded with that model.
+        A fingerprint of the model's weights and hyperparameters is kept, and its answers to noise of the inputs' shape,
+        so the guard can only be loaded with that model or a copy of it in half precision. Replacing an earlier
+        guard is a single atomic step, also while others load it. ``key``, at least 16 secret bytes or the file that
+        holds them, signs the guard: checksums find accidents, but anybody who alters a file can also compute its
+        checksum.
         """
         model, about = model_fingerprint(self.model), (self.preprocessing, self.class_names, self.multilabel)
-        save_guard(Path(path), self.detector, self.threshold, model, self.head, *about)
+        test = self._self_test()
+        record = None if test is None else msgspec.to_builtins(test)
+        save_guard(Path(path), self.detector, self.threshold, model, self.head, *about, record, key=key)
+
+    def _self_test(self) -> SelfTest | None:
+        """What :meth:`load` repeats; None if no input was seen, or noise is refused or gives NaN or random answers."""
+        probe = self._probe or image_probe(self.preprocessing)
+        if probe is None:
+            return None
+        try:
+            logits, scores = self._answers(probe)
+            again, _ = self._answers(probe)
+        except OodlesError:
+            return None
+        if relative_gap(again, logits) > SAME or not bool(torch.isfinite(torch.cat([logits.flatten(), scores])).all()):
+            return None
+        copies = [model_fingerprint(self.model, dtype=dtype) for dtype in COPIES]
+        weights = model_fingerprint(self.model, hyperparameters=False)
+        answers = logits.tolist(), scores.tolist()
+        return SelfTest(probe.args, probe.kwargs, *answers, copies, weights, str(torch.__version__))
+
+    def _answers(self, probe: Probe, precision: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Logits, of the first classes if there are very many, and scores for a probe; the guard stays as it was."""
+        device = next(self.model.parameters(), torch.empty(0)).device
+        known, inputs = self._forward, probe.inputs(device, precision)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they belong to the first batch
+            try:
+                verdict = self(*inputs.args, **inputs.kwargs)
+            finally:
+                self._forward = known
+        return verdict.logits[:, :MOST_CLASSES].cpu().float(), verdict.score.cpu().float()
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module) -> "Guard":
-        """A saved guard with its model; another model is refused."""
-        detector, threshold, record = load_guard(Path(path))
-        if record["model"] not in (None, model_fingerprint(model)):
-            raise FileError(f"{path} guards another model: the weights differ from those it was saved with")
-        return cls(
+    def load(cls, path: str | Path, model: nn.Module, *, key: Key | None = None) -> "Guard":
+        """A saved guard with its model; another model is refused, and with a ``key`` what was not signed with it."""
+        return cls.restore(path, model, *load_guard(Path(path), key))
+
+    @classmethod
+    def restore(
+        cls, path: str | Path, model: nn.Module, detector: Detector, threshold: Threshold, record: Record
+    ) -> "Guard":
+        """A guard from what :func:`oodles.persistence.load_guard` read in ``path``, tried on its model."""
+        test = None if record["self_test"] is None else msgspec.convert(record["self_test"], SelfTest)
+        known = record["model"] is None or is_fingerprint_of(record["model"], model)
+        if not known and test is not None and test.torch != torch.__version__:
+            known = is_fingerprint_of(test.weights, model)
+        rounded = not known and test is not None and model_fingerprint(model) in test.copies
+        if not known and not rounded:
+            raise FileError(
+                f"{path} guards another model: the weights or hyperparameters differ from those it was saved with"
+            )
+        guard = cls(
             model,
             detector,
             threshold,
@@ -248,17 +316,44 @@ class Guard(nn.Module):
             classes=record["class_names"] or None,
             multilabel=record["multilabel"],
         )
+        if test is not None:
+            guard._repeat(test, rounded, path)
+        return guard
+
+    def _repeat(self, test: SelfTest, rounded: bool, path: str | Path) -> None:
+        """Raise unless the self-test gives what it gave when the guard was saved, up to rounding."""
+        like = next((part for part in self.model.parameters() if part.is_floating_point()), torch.empty(0))
+        try:
+            answers = self._answers(test, like.dtype if rounded else None)
+            known = torch.tensor(test.logits), torch.tensor(test.scores)
+        except (OodlesError, ValueError, TypeError, RuntimeError) as error:
+            raise FileError(f"{path} cannot be tried on this model ({str(error).partition(chr(10))[0]})") from None
+        allowed = ROUNDED if rounded else SAME if like.device.type == "cpu" else OTHER_DEVICE
+        # scores have jumps: a unit that is just cut off, a rank
+        limits = {"logits": allowed} if rounded else {"logits": allowed, "scores": 10 * allowed}
+        for (name, limit), now, then in zip(limits.items(), answers, known, strict=False):
+            gap = relative_gap(now, then)
+            if gap > limit:
+                raise FileError(
+                    f"{path} guards another model: the {name} for its test inputs differ from those it was saved with "
+                    f"(relative difference {gap:.2g}); load it with the model it was saved with, or fit it again"
+                )
+        self._probe = Probe(test.args, test.kwargs)
+
+
+def _first_inputs(model: nn.Module, train: Iterable[Any], labels: LabelsAt) -> Inputs | None:
+    """The first inputs of a loader; None if they cannot be read twice."""
+    return None if iter(train) is train else first_batches(BatchReader(unwrap(model), labels), train, 8)[0][0]
 
 
 def _has_head(model: nn.Module, train: Iterable[Any], labels: LabelsAt, device: torch.device | str | None) -> bool:
     """Whether the model has a linear head, tried on the first batch; if that cannot be read twice, it is assumed."""
-    if iter(train) is train:
+    inputs = _first_inputs(model, train, labels)
+    if inputs is None:
         return True
-    network = unwrap(model)
     with eval_mode(model, device) as target:
-        inputs, _ = first_batches(BatchReader(network, labels), train, 8)[0]
         try:
-            ForwardPass(network).find_head(inputs.to(target))
+            ForwardPass(unwrap(model)).find_head(inputs.to(target))
         except HeadError as error:
             warnings.warn(f"only logits are used, since no linear head was found: {error}", stacklevel=3)
             return False

@@ -1,7 +1,8 @@
 """How well scores separate ID from OOD; larger scores mean ID, everywhere.
 
 Every function takes ID scores and OOD scores as two arrays, NumPy or torch, and handles ties exactly. :func:`evaluate`
-computes all metrics from one sort. Values are fractions in [0, 1].
+computes all metrics from one sort. Values are fractions in [0, 1]. Scores of NaN or +inf are refused, because no
+threshold accepts them; -inf is an ordinary value.
 """
 
 from collections.abc import Callable
@@ -368,10 +369,10 @@ def _array(name: str, scores: Scores) -> Array:
     if array.ndim != 1 or len(array) == 0:
         raise DataError(f"{name} must be a non-empty one-dimensional array, got shape {array.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = array.dtype.kind == "f" and np.isnan(array.sum())
-    if suspicious and np.isnan(array).any():
-        bad = np.flatnonzero(np.isnan(array))
-        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN, the first at index {bad[0]}")
+        suspicious = array.dtype.kind == "f" and not np.isfinite(array.sum())
+    bad = np.flatnonzero(~(array < np.inf)) if suspicious else np.empty(0)
+    if len(bad):
+        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}")
     return array
 
 

@@ -5,72 +5,99 @@ its scores. A file can only name built-in classes and those that this process ha
 is imported because a file says so.
 """
 
-import hashlib
-import json
+import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
 
 from oodles import __version__
 from oodles.calibration import Threshold
+from oodles.columns import is_finite
 from oodles.detectors import Detector
-from oodles.detectors.base import Described, check_fitted, class_key
+from oodles.detectors.base import INPUTS, Described, check_fitted, class_key, extra_columns
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import SCORES, Score
-from oodles.detectors.network_detector import NetworkDetector, is_tuned
+from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of
 from oodles.detectors.registry import find_class
-from oodles.errors import ArgumentError, FileError, OodlesError
-from oodles.files import Record, member, read_record, read_tensors, write_record, write_tensors
+from oodles.errors import ArgumentError, FileError
+from oodles.files import (
+    Fields,
+    Key,
+    Record,
+    TensorFile,
+    checked,
+    locked,
+    read_key,
+    read_record,
+    read_saved,
+    remove_others,
+    write_record,
+    write_tensors,
+)
+from oodles.network.self_test import SelfTest
 
 KIND, SCHEMA, RECORD = "detector", 2, "detector.json"
-GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 2, "guard.json"
+GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
+PATIENCE = 60.0  # seconds that a writer waits for another one
+INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST_COLUMNS = 1 << 24  # of an embedding or of logits
+
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Pixels = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class _Limit(Struct, forbid_unknown_fields=True):
+    """A threshold."""
+
+    value: Finite
+    id_rate: Annotated[float, Meta(gt=0, lt=1)]
+    calibration_size: Annotated[int, Meta(ge=0)]
+
+
+class _Preprocessing(Struct, forbid_unknown_fields=True):
+    """What :class:`oodles.data.transforms.Transform` records."""
+
+    size: Pixels
+    resize: Pixels
+    mean: Annotated[list[Finite], Meta(min_length=3, max_length=3)]
+    std: Annotated[list[Positive], Meta(min_length=3, max_length=3)]
+
+
+class _DetectorFields(Fields):
+    oodles: str
+    spec: str
+    detector: dict[str, Any]
+    tensors: TensorFile
+
+
+class _GuardFields(_DetectorFields):
+    model: str | None
+    head: str | bool | None
+    preprocessing: _Preprocessing | None
+    class_names: list[str]
+    multilabel: bool | None
+    threshold: _Limit
+    self_test: SelfTest | None = None
+    signature: str | None = None
 
 
 def save_detector(detector: Detector, path: str | Path) -> None:
     """Write a fitted detector to the folder ``path``; replacing an earlier one is a single atomic step."""
-    folder = Path(path)
-    check_fitted(detector)
-    arguments = _encode(detector)
-    before = _tensor_file(folder)
-    entry = write_tensors(folder, "detector", detector.state_dict())
-    record = {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "oodles": __version__,
-        "spec": detector.spec,
-        "detector": arguments,
-        "tensors": entry,
-    }
-    write_record(folder / RECORD, record)
-    if before is not None and before.name != entry["file"]:
-        before.unlink(missing_ok=True)
+    _save(Path(path) / RECORD, detector, {"kind": KIND, "schema": SCHEMA}, _DetectorFields)
 
 
 def load_detector(path: str | Path) -> Detector:
     """Read a detector that :func:`save_detector` wrote; anything altered, newer or unexpected is refused."""
-    folder = Path(path)
-    record = read_record(folder / RECORD, kind=KIND, schema=SCHEMA)
-    try:
-        state = read_tensors(folder, record["tensors"])
-        detector = _decode(record["detector"])
-    except FileError:
-        raise
-    except (OodlesError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise FileError(f"{folder / RECORD} does not describe a detector of this version: {error}") from None
-    if not isinstance(detector, Detector):
-        raise FileError(f"{folder / RECORD} describes a {type(detector).__name__}, not a detector")
-    tensors = folder / record["tensors"]["file"]
-    try:
-        detector.load_state_dict(state)
-    except RuntimeError as error:
-        detail = str(error).splitlines()[-1].strip()
-        raise FileError(f"{tensors} does not hold a fitted {detector}: {detail}") from None
-    missing = _missing(detector)
-    if missing:
-        raise FileError(f"{tensors} does not hold a fitted {detector}: {', '.join(missing)} missing")
-    return detector
+    return _load(Path(path) / RECORD, None)[0]
 
 
 def save_guard(
@@ -82,17 +109,17 @@ def save_guard(
     preprocessing: Record | None = None,
     class_names: Sequence[str] = (),
     multilabel: bool | None = None,
+    self_test: Record | None = None,
+    key: Key | None = None,
 ) -> None:
-    """Write a guard without its model.
+    """Write a guard without its model; replacing an earlier one is a single atomic step.
 
     ``model`` is the fingerprint of the model that the features came from, ``preprocessing`` how its images were resized
     and normalised; None if unknown. ``class_names`` are those of the model's classes, in order; () if unknown.
-    ``multilabel`` is what the guard was told; None if nothing. The
-    record names the detector's tensors, so that a threshold is never read back with another detector than the one it
-    was set for.
+    ``multilabel`` is what the guard was told; None if nothing. ``self_test`` is what loading compares with. With a
+    ``key`` the record is signed, and since it names the SHA-256 of the tensors, so are they.
     """
-    save_detector(detector, folder)
-    record = {
+    about = {
         "kind": GUARD_KIND,
         "schema": GUARD_SCHEMA,
         "model": model,
@@ -101,38 +128,126 @@ def save_guard(
         "class_names": list(class_names),
         "multilabel": multilabel,
         "threshold": asdict(threshold),
-        "detector": _detector_digest(folder),
+        "self_test": self_test,
     }
-    write_record(folder / GUARD_RECORD, record)
+    _save(Path(folder) / GUARD_RECORD, detector, about, _GuardFields, read_key(key))
 
 
-def load_guard(folder: Path) -> tuple[Detector, Threshold, Record]:
-    """The detector, the threshold and the rest of what :func:`save_guard` wrote."""
-    record = read_record(folder / GUARD_RECORD, kind=GUARD_KIND, schema=GUARD_SCHEMA)
-    if record["detector"] != _detector_digest(folder):
-        raise FileError(f"{folder} holds another detector than its threshold was set for; fit and save the guard again")
-    record.setdefault("class_names", [])
-    record.setdefault("multilabel", None)
-    return load_detector(folder), Threshold(**record["threshold"]), record
+def load_guard(folder: Path, key: Key | None = None) -> tuple[Detector, Threshold, Record]:
+    """The detector, the threshold and the rest of what :func:`save_guard` wrote; with a key only if signed with it."""
+    detector, record = _load(Path(folder) / GUARD_RECORD, read_key(key))
+    return detector, Threshold(**record["threshold"]), record
 
 
-def save_threshold(folder: Path, threshold: Threshold) -> None:
+def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -> None:
     """Give a saved guard another threshold, in one atomic step; everything else in its record stays as it is."""
-    record = read_record(folder / GUARD_RECORD, kind=GUARD_KIND, schema=GUARD_SCHEMA)
-    write_record(folder / GUARD_RECORD, {**record, "threshold": asdict(threshold)})
+    path, secret = folder / GUARD_RECORD, read_key(key)
+    _read(path, secret)  # before the folder of something else is locked
+    with locked(folder, PATIENCE):
+        record = _read(path, secret)
+        if record["signature"] is not None and secret is None:
+            raise FileError(f"{path} is signed; give its key, since a new threshold needs a new signature")
+        write_record(path, {**record, "threshold": asdict(threshold)}, secret)
 
 
-def _detector_digest(folder: Path) -> list[str]:
-    record = read_record(folder / RECORD, kind=KIND, schema=SCHEMA)
-    arguments = json.dumps(record["detector"], sort_keys=True)
-    return [hashlib.sha256(arguments.encode()).hexdigest(), record["tensors"]["sha256"]]
+def _save(path: Path, detector: Detector, about: Record, fields: type[Fields], key: bytes | None = None) -> None:
+    """Write the tensors, then the record that names them, then remove the tensors of earlier saves."""
+    check_fitted(detector)
+    arguments = _encode(detector)  # before the text, which cannot be made of arguments that are refused here
+    described = {"oodles": __version__, "spec": detector.spec, "detector": arguments}
+    blank = {"file": "", "sha256": "0" * 64}
+    try:  # what could not be read again is not written
+        checked({**about, **described, "tensors": blank}, fields, path)
+        _check_tensors(detector)
+    except (FileError, ValueError) as error:
+        raise ArgumentError(f"{detector} cannot be saved: {error}") from None
+    with locked(path.parent, PATIENCE):
+        entry = write_tensors(path.parent, path.stem, detector.state_dict())
+        write_record(path, {**about, **described, "tensors": entry}, key)
+        remove_others(path.parent, path.stem, entry["file"])
 
 
-def _tensor_file(folder: Path) -> Path | None:
+def _read(path: Path, key: bytes | None) -> Record:
+    if path.name == RECORD:
+        return read_record(path, kind=KIND, schema=SCHEMA, fields=_DetectorFields)
+    return read_record(path, kind=GUARD_KIND, schema=GUARD_SCHEMA, fields=_GuardFields, key=key)
+
+
+def _load(path: Path, key: bytes | None) -> tuple[Detector, Record]:
+    """The detector that a record describes, with the tensors it names, and the record."""
+    record, state = read_saved(path.parent, lambda: _read(path, key))
     try:
-        return member(folder, read_record(folder / RECORD, kind=KIND, schema=SCHEMA)["tensors"]["file"])
+        detector = _decode(record["detector"])
     except FileError:
-        return None
+        raise
+    except Exception as error:  # whatever a constructor makes of values that it was never given
+        raise FileError(f"{path} does not describe a detector of this version: {_line(error)}") from None
+    if not isinstance(detector, Detector):
+        raise FileError(f"{path} describes a {type(detector).__name__}, not a detector")
+    tensors = path.parent / record["tensors"]["file"]
+    try:
+        detector.load_state_dict(state)
+        _check_tensors(detector)
+        _try(detector)
+    except Exception as error:  # any tensor may be of any shape, and the class may be a user's
+        described = " ".join(str(detector).split())  # an argument may be text of several lines
+        raise FileError(f"{tensors} does not hold a fitted {described}: {_line(error)}") from None
+    return detector, record
+
+
+def _line(error: Exception) -> str:
+    """An error in one line; the detail of those of ``load_state_dict`` is the last one."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if lines[0].startswith("Error(s) in loading") else 0].strip()
+
+
+def _check_tensors(detector: Detector) -> None:
+    """Raise unless every tensor is there, finite, and of a type that the class learns."""
+    missing = _missing(detector)
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing")
+    state: dict[str, Tensor] = detector.state_dict()
+    ours = all(type(part).__module__.partition(".")[0] in ("oodles", "torch") for part in detector.modules())
+    precisions = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+    if not precisions <= {*PRECISIONS} or (ours and len(precisions) > 1):
+        raise ValueError(f"its tensors are of the types {', '.join(sorted(map(str, precisions)))}")
+    for name, tensor in state.items():
+        leaf = name.rpartition(".")[2]
+        whole = tensor.dtype == torch.int64
+        if (leaf in INTEGERS and not whole) or (ours and leaf not in INTEGERS and not tensor.is_floating_point()):
+            raise ValueError(f"{name} is of type {tensor.dtype}")
+        if leaf == "shape_" and not (tensor.shape == (2,) and tensor.min() >= 0 and tensor.max() <= MOST_COLUMNS):
+            raise ValueError(f"{name} is not a width and a number of classes")
+        if leaf == "choice_" and not (tensor.ndim == 0 and tensor >= 0):
+            raise ValueError(f"{name} is not the number of a choice")
+        if tensor.is_floating_point() and not is_finite(tensor):
+            raise ValueError(f"{name} contains NaN or infinite values")
+
+
+@torch.no_grad()
+def _try(detector: Detector) -> None:
+    """Raise unless the detector can score some made-up rows, so that tensors of wrong shapes are found now."""
+    check_fitted(detector)
+    steps = {step.column: step.keep for step in steps_of([detector])}
+    state = detector.state_dict()
+    if not state:
+        return  # nothing that could be of a wrong shape
+    width, classes = (16, 16) if detector.shape_ is None else detector.shape_.tolist()
+    widths = {"embedding": width, "logits": classes}
+    for part in detector.modules():
+        widths |= part.layer_widths() if isinstance(part, NetworkDetector) else {}
+    names = [steps.get(name, name) for name in (*INPUTS, *extra_columns(detector))]
+    if not widths.keys() >= {*names}:
+        return  # how wide an inner layer is, is known to the network alone
+    precision = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
+    if precision in (torch.float16, torch.bfloat16):  # in which a CPU cannot compute everything
+        detector, precision = copy.deepcopy(detector).float(), torch.float32
+    sizes = {size for tensor in state.values() for size in tensor.shape}
+    rows = next(count for count in range(2, len(sizes) + 3) if count not in sizes)  # no tensor fits by accident
+    generator = torch.Generator().manual_seed(0)
+    scores = detector(*(torch.rand(rows, widths[name], generator=generator, dtype=precision) for name in names))
+    if scores.shape != (rows,) or not scores.is_floating_point():
+        raise ValueError(f"the scores of {rows} rows are {scores.dtype} of shape {tuple(scores.shape)}")
 
 
 def _encode(value: Any) -> Any:
@@ -181,10 +296,12 @@ def _decode(value: Any) -> Any:
     kind = find_class(value["class"])
     if kind is None:
         raise FileError(
-            f"the class {value['class']} is unknown; import the module that defines it first (--plugin on the command "
-            "line), or install the package that announces it"
+            f"the class {' '.join(str(value['class']).split())} is unknown; import the module that defines it first "
+            "(--plugin on the command line), or install the package that announces it"
         )
-    if issubclass(kind, RankEnsemble) and any(isinstance(member, str) for member in arguments["detectors"]):
+    if issubclass(kind, RankEnsemble) and any(
+        isinstance(each, str) for some in arguments.values() if isinstance(some, tuple) for each in some
+    ):
         raise ValueError("members of an ensemble are given as text, which could name a module to import")
     return kind(**arguments)
 
@@ -193,9 +310,13 @@ def _missing(detector: Detector) -> list[str]:
     """Buffers that nothing has filled; a state dict does not list them, so loading it cannot miss them."""
     missing = []
     owners: dict[str, Detector] = {}
+    used = detector.scoring_members() if isinstance(detector, RankEnsemble) else []
+    unused = {part for each in getattr(detector, "members", ()) if each not in used for part in each.modules()}
     for name, module in detector.named_modules():
         owner = module if isinstance(module, Detector) else owners[name.rpartition(".")[0]]
         owners[name] = owner
+        if owner in unused:
+            continue
         tunes = owner.tunes if isinstance(owner, NetworkDetector) else ()
         for buffer, value in module._buffers.items():
             needed = not is_tuned(owner) if buffer in tunes else bool(owner.learns_from)

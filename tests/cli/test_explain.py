@@ -62,7 +62,7 @@ def test_skipped_images(fitted, oodles_run):
 def test_invalid_arguments_are_refused(fitted, refused, oodles_run, tmp_path):
     explain = ["explain", fitted / "guard", "test/red/003.png"]
     assert "images need --model and --checkpoint" in refused(*explain)
-    assert "was fitted on another model" in refused(*explain, "--model", MODEL, *SIZE)
+    assert "guards another model: the weights or hyperparameters differ" in refused(*explain, "--model", MODEL, *SIZE)
     assert "1 of 4 images cannot be read" in refused("explain", fitted / "guard", "damaged", *NETWORK)
     other = ["--model", MODEL, "--checkpoint", "two.pt", *SIZE, "--out", tmp_path / "two"]
     assert oodles_run("extract", "test", *other)[0] == 0

@@ -108,6 +108,22 @@ def test_the_rows_that_were_fitted_on_are_not_a_calibration_set(fitted, refused,
     assert not (tmp_path / "g").exists()
 
 
+def test_rows_far_longer_than_the_others(oodles_run, refused, tmp_path):
+    plain = example_features(200)
+    embedding = plain.embedding.clone()
+    embedding[11] *= 1e20
+    Features(embedding, labels=plain.labels, head=plain.head).save(tmp_path / "features")
+    arguments = ["fit", tmp_path / "features", "--detector", "dice(0.5)", "--out", tmp_path / "g"]
+    code, _, err = oodles_run(*arguments)
+    assert (code, err.count("1 of 200 training rows have norms of more than 100 times")) == (0, 1), err
+    assert "the first is row 11;" in err
+    code, _, err = oodles_run(*arguments, "--force", "--outlier-rows", "drop")
+    assert (code, "training rows have norms" in err) == (0, False), err
+    assert load_guard(tmp_path / "g")[1].calibration_size == int(0.2 * 199)
+    assert "the first is row 11" in refused(*arguments, "--force", "--outlier-rows", "raise")
+    assert "must be one of warn, drop" in refused(*arguments, "--force", "--outlier-rows", "keep")
+
+
 def test_a_guard_is_only_replaced_with_force(fitted, oodles_run, refused, tmp_path):
     command = ("fit", fitted / "train", "--calibration", fitted / "test", "--out", tmp_path / "g")
     assert oodles_run(*command, "--detector", "energy")[0] == 0
@@ -130,3 +146,20 @@ def test_a_folder_with_other_files_and_a_file_are_left_alone(fitted, refused, tm
 def test_an_impossible_rate_is_found_before_anything_is_read(refused, tmp_path):
     line = refused("fit", tmp_path / "nowhere", "--out", tmp_path / "g", "--id-rate", "95", notices=False)
     assert "it is a fraction: 0.95, not 95" in line
+
+
+def test_a_signed_guard_is_used_with_its_key(fitted, oodles_run, refused, tmp_path):
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "other").write_bytes(b"o" * 32)
+    guard, key, other = tmp_path / "g", ["--key", tmp_path / "key"], ["--key", tmp_path / "other"]
+    code, _, err = oodles_run("fit", fitted / "train", "--out", guard, "--detector", "energy", *key)
+    assert code == 0, err
+    assert oodles_run("score", guard, fitted / "test", *key)[0] == 0
+    for command in (["score", guard, fitted / "test"], ["threshold", guard, "--features", fitted / "test"]):
+        assert "guard.json was signed with another key or altered afterwards" in refused(*command, *other)
+    assert "guard.json is signed; give its key" in refused("threshold", guard, "--features", fitted / "test")
+    assert oodles_run("threshold", guard, "--features", fitted / "test", *key)[0] == 0
+    assert oodles_run("score", guard, fitted / "test", *key)[0] == 0
+    assert "is not signed" in refused("score", fitted / "guard", fitted / "test", *key)
+    (tmp_path / "key").write_bytes(b"short")
+    assert "a key of 5 bytes can be guessed" in refused("fit", fitted / "train", "--out", tmp_path / "h", *key)

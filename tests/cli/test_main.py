@@ -1,5 +1,6 @@
 """The command as a whole: help, version, plugins, exit codes."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -93,12 +94,44 @@ def test_a_plugin_that_cannot_be_imported(refused):
     assert "'no_such_plugin' cannot be imported" in refused("--plugin", "no_such_plugin", "detectors", notices=False)
 
 
-def test_unknown_commands_and_options_exit_with_2(oodles_run):
-    for arguments in (["nothing"], ["fit", "--nothing"], ["fit"]):
-        code, out, err = oodles_run(*arguments)
-        assert code == 2
-        assert out == ""
-        assert "Usage" in err
+def test_unknown_commands_and_options_exit_with_2_and_one_line(oodles_run):
+    for arguments, message in (
+        (["nothing"], "error No such command 'nothing'; see `oodles --help`\n"),
+        (["fit", "--nothing"], "error No such option: --nothing; see `oodles fit --help`\n"),
+        (["data", "list", "x\ny"], "error Got unexpected extra argument(s) (x\\x0ay); see `oodles data list --help`\n"),
+    ):
+        assert oodles_run(*arguments) == (2, "", message)
+    code, out, err = oodles_run("fit")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error Missing argument")
+
+
+def test_a_bug_exits_with_1_and_one_line_and_shows_more_on_request(oodles_run, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr("oodles.data.readers.open_images", broken)
+    command = ["extract", "train", "--out", "o", "--model", MODEL]
+    code, out, err = oodles_run(*command)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert re.match(r"internal error KeyError: .*, in test_main\.py, line \d+; OODLES_DEBUG=1 shows more$", err)
+    monkeypatch.setenv("OODLES_DEBUG", "1")
+    code, _, err = oodles_run(*command)
+    assert code == 1
+    assert "Traceback" in err
+    assert "in broken" in err
+
+
+def test_output_that_cannot_be_written_ends_with_one_line_and_a_reader_that_has_gone_with_none():
+    command = [sys.executable, "-m", "oodles", "data", "list"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error [Errno 28] No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ODD = "[red]x[/red]:boom:"  # markup and an emoji to rich

@@ -161,6 +161,8 @@ def test_an_output_that_is_not_finite_is_never_in_distribution(workspace, watche
     assert bright["score"] is not None
     assert bright["class"] == ("night", "day")[bright["label"]], "the guard knows the names of the classes"
     assert (dark["score"], dark["is_id"]) == (None, False)
+    assert dark["error"] == "the network gives NaN or infinite values for it"
+    assert "error" not in bright
     code, out, _ = oodles_run("score", watched, tmp_path / "a.png", tmp_path / "b.png", *options, "--csv")
     rows = list(csv.DictReader(out.splitlines()))
     assert [rows[0]["class"], rows[1]["score"], rows[1]["is_id"]] == [bright["class"], "", "false"]
@@ -244,7 +246,9 @@ def test_a_missing_guard(refused):
 
 def test_images_without_a_model_and_a_guard_of_another_model(fitted, refused):
     assert "so images need --model and --checkpoint" in refused("score", fitted / "guard", "test")
-    assert "was fitted on another model" in refused("score", fitted / "guard", "test", "--model", MODEL, *SIZE)
+    assert "guards another model: the weights or hyperparameters differ" in refused(
+        "score", fitted / "guard", "test", "--model", MODEL, *SIZE
+    )
 
 
 def test_features_of_another_model(fitted, refused, oodles_run, tmp_path):

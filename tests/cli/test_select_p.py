@@ -45,7 +45,7 @@ def test_options(oodles_run):
         (["--detector", "msp"], "has no sparsifier, so no p to choose"),
         (["--detector", "knn"], "--detector knn has no sparsifier, so there is no p to choose"),
         (["--detector", "dise"], "dise"),
-        (["--noise", "0"], "0 noise images of shape (3, 8, 8) were requested; at least one is needed"),
+        (["--noise", "0"], "--noise 0 must be at least 1"),
         (["--limit", "0"], "a limit of 0 images"),
         (["--held-out", "nowhere"], "nowhere does not exist"),
         (["--checkpoint", "ten.pt"], "ten.pt does not fit Sequential"),

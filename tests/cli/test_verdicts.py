@@ -39,8 +39,8 @@ def test_text(capsys):
         "ID            1.5  cat         a/cat.png",
         "skipped  a/broken.png: empty file",
         'OOD          0.25  class 1     a/"b", c.png',
-        "OOD           nan  cat         a/nan.png",
-        "ID            inf  cat         a/inf.png",
+        "OOD           nan  -           a/nan.png: the network gives NaN or infinite values for it",
+        "OOD           nan  -           a/inf.png: the network gives NaN or infinite values for it",
     ]
 
 
@@ -53,9 +53,13 @@ def test_csv(capsys):
         ["a/broken.png", "", "", "", ""],
         ['a/"b", c.png', "1", "", "0.25", "false"],
         ["a/nan.png", "0", "cat", "", "false"],
-        ["a/inf.png", "0", "cat", "", "true"],
+        ["a/inf.png", "0", "cat", "", "false"],
     ]
-    assert printed.err == "skipped a/broken.png: empty file\n"
+    assert printed.err.splitlines() == [
+        "skipped a/broken.png: empty file",
+        "not scored: a/nan.png: the network gives NaN or infinite values for it",
+        "not scored: a/inf.png: the network gives NaN or infinite values for it",
+    ]
 
 
 def test_json_is_one_valid_document(capsys):
@@ -70,6 +74,8 @@ def test_json_is_one_valid_document(capsys):
         ("a/cat.png", 0, "cat", 1.5, True),
         ('a/"b", c.png', 1, None, 0.25, False),
         ("a/nan.png", 0, "cat", None, False),
-        ("a/inf.png", 0, "cat", None, True),
+        ("a/inf.png", 0, "cat", None, False),
     ]
+    errors = [each.get("error") for each in document["verdicts"]]
+    assert errors == [None, None, *["the network gives NaN or infinite values for it"] * 2]
     assert document["skipped"] == [{"input": "a/broken.png", "problem": "empty file"}]

@@ -7,7 +7,10 @@ import json
 import socket
 import tarfile
 import threading
+from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import Request
 
 import pytest
 from filelock import FileLock
@@ -30,11 +33,14 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.requests.append((self.path, self.headers.get("Range")))
         path = self.path.partition("?")[0]
-        if path == "/moved.tar.gz":
+        if path == "/moved.tar.gz" or path in server.moved:
             self.send_response(302)
-            self.send_header("Location", "/set.tar.gz")
+            self.send_header("Location", server.moved.get(path, "/set.tar.gz"))
             self.send_header("Content-Length", "0")
             self.end_headers()
+            return
+        if server.busy:
+            self.send_error(server.busy.pop(0))
             return
         body = server.files.get(path)
         if body is None:
@@ -52,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         rest = body[start:]
         self.send_response(206 if start else 200)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            self.send_header("Content-Range", f"bytes {start + server.shift}-{len(body) - 1}/{len(body)}")
         self.send_header("Content-Length", str(len(rest)))
         self.end_headers()
         if server.cuts:
@@ -71,7 +77,7 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as one:
         one.daemon_threads = True
-        one.files, one.requests, one.cuts, one.ranges = {}, [], 0, True
+        one.files, one.requests, one.cuts, one.ranges, one.shift, one.busy, one.moved = {}, [], 0, True, 0, [], {}
         thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         one.address = f"http://127.0.0.1:{one.server_port}"
@@ -222,6 +228,44 @@ def test_a_partial_download_that_is_complete_or_too_long(server, tmp_path, extra
     assert len(server.requests) == (2 if extra else 1)
 
 
+def test_a_host_that_resumes_elsewhere_sends_everything_again(server, tmp_path):
+    record = offer(server)
+    server.shift, server.cuts = 7, 1
+    fetch(record, tmp_path)
+    assert [bool(wanted) for _, wanted in server.requests] == [False, True, False]
+    assert contents(tmp_path / "set") == FILES
+
+
+def test_a_busy_host_is_asked_again(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "PAUSE", 0.001)
+    record = offer(server)
+    server.busy = [409, 503, 429]
+    fetch(record, tmp_path)
+    assert len(server.requests) == 4
+    assert contents(tmp_path / "set") == FILES
+    server.busy = [409] * 9
+    with pytest.raises(DataError, match="answered 409 Conflict"):
+        fetch(record, tmp_path / "again")
+    assert len(server.requests) == 9
+
+
+def test_what_another_process_has_just_downloaded_is_left_alone(server, tmp_path, monkeypatch):
+    record = offer(server)
+    locked = downloads._locked
+
+    @contextmanager
+    def later(record, data):
+        with locked(record, data):
+            (tmp_path / "set").mkdir()
+            (tmp_path / "set" / "theirs.txt").write_text("theirs")
+            yield
+
+    monkeypatch.setattr(downloads, "_locked", later)
+    assert fetch(record, tmp_path).sha256 is None
+    assert entries(tmp_path / "set") == ["theirs.txt"]
+    assert not server.requests
+
+
 # Altered and hostile ----------------------------------------------------------------------------
 
 
@@ -271,6 +315,68 @@ def test_hostile_and_broken_archives_leave_nothing_behind(server, tmp_path, cont
     assert entries(data) == []
     assert entries(tmp_path) == ["deep"]
     assert entries(tmp_path / "deep") == ["data"]
+
+
+def sparse(name):
+    member = tarfile.TarInfo(name)
+    member.type = tarfile.GNUTYPE_SPARSE
+    return member
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(lambda: tarball({"set/a.jpg": bytes(9_000_000)}), id="one large file"),
+        pytest.param(lambda: tarball({f"set/{n}.jpg": bytes(500_000) for n in range(18)}), id="many files"),
+        pytest.param(lambda: tarball() + gzip.compress(bytes(9_000_000)), id="zeros after the end"),
+        pytest.param(lambda: tarball({"x" * 9_000_000: b""}), id="a long name"),
+    ],
+)
+def test_an_archive_that_grows_too_much_leaves_nothing_behind(server, tmp_path, monkeypatch, content):
+    monkeypatch.setattr(downloads, "unpacked_limit", lambda packed: 8_000_000)
+    with pytest.raises(DataError, match=r"complete archive \(it unpacks to more than 8,000,000 bytes\); nothing was"):
+        fetch(offer(server, content()), tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_a_sparse_file_is_refused(server, tmp_path):
+    with pytest.raises(DataError, match="is a link, a device or a sparse file"):
+        fetch(offer(server, tarball(extra=[sparse("set/holes.jpg")])), tmp_path)
+
+
+def test_a_download_without_end_is_given_up(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "MAX_DOWNLOAD", 1000)
+    with pytest.raises(DataError, match="has more than 1,000 bytes, which no dataset here has"):
+        fetch(offer(server, bytes(5000)), tmp_path)
+    assert (tmp_path / "things.part").stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ("https", "http", False),
+        ("https", "ftp", False),
+        ("http", "ftp", False),
+        ("https", "https", True),
+        ("http", "http", True),
+        ("http", "https", True),
+    ],
+)
+def test_redirects_never_leave_an_encrypted_connection(old, new, allowed):
+    request = Request(f"{old}://a.org/x")  # noqa: S310
+    follow = partial(downloads._SafeRedirects().redirect_request, request, io.BytesIO(), 302, "", {})
+    if allowed:
+        assert follow(f"{new}://b.org/y").full_url == f"{new}://b.org/y"
+    else:
+        with pytest.raises(DataError, match=rf"{old}://a.org/x redirects to {new}://b.org/y, which is not https"):
+            follow(f"{new}://b.org/y")
+
+
+def test_a_redirect_to_another_protocol_downloads_nothing(server, tmp_path):
+    server.moved["/set.tar.gz"] = "ftp://127.0.0.1/set.tar.gz"
+    with pytest.raises(DataError, match="redirects to ftp"):
+        fetch(offer(server), tmp_path)
+    assert entries(tmp_path) == []
 
 
 def test_an_absolute_path_stays_inside(server, tmp_path):

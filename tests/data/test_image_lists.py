@@ -5,10 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from support.images import read_array, write_image
+from support.images import open_image, read_array, write_image
 
 from oodles.data.image_lists import is_unpacked, read_image_list
-from oodles.data.readers import open_image
 from oodles.errors import DataError
 
 

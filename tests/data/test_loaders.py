@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -79,10 +80,10 @@ def test_nothing_readable_is_an_error_even_when_skipping(tmp_path):
 def test_a_problem_is_one_line_even_if_the_error_says_nothing_or_more():
     errors = [MemoryError(), ValueError("first line\n  second line")]
 
-    def read(row):
+    def opened(row):
         raise errors[row]
 
-    loader = ImageLoader(ImageSet("set", ["a", "b"], read), PLAIN, skip_bad=True)
+    loader = ImageLoader(ImageSet("set", ["a", "b"], opened), PLAIN, skip_bad=True)
     with pytest.raises(DataError, match="none of 2 images"):
         list(loader)
     assert loader.skipped == [("a", "MemoryError"), ("b", "first line second line")]
@@ -141,14 +142,15 @@ def test_the_next_two_batches_are_decoded_in_advance(tmp_path):
         write_image(tmp_path / f"{number:02}.png")
     images, done, ready = open_images(tmp_path), set(), threading.Event()
 
-    def read(row):
-        image = images.read(row)
+    @contextmanager
+    def opened(row):
+        with images.open(row) as image:
+            yield image
         done.add(row)
         if len(done) == 9:
             ready.set()
-        return image
 
-    iterator = iter(ImageLoader(replace(images, read=read), PLAIN, batch_size=3))
+    iterator = iter(ImageLoader(replace(images, open=opened), PLAIN, batch_size=3))
     next(iterator)  # then request nothing more, as while the network runs
     assert ready.wait(timeout=20)
     iterator.close()
@@ -208,11 +210,11 @@ def test_a_set_without_labels_is_refused(tmp_path):
 
 
 def test_more_images_than_fit_in_memory_are_refused_before_one_is_read():
-    def read(row):
+    def opened(row):
         raise AssertionError(row)
 
     labels = np.arange(10_000) % 2
-    images = ImageSet("huge", [str(row) for row in range(10_000)], read, labels)
+    images = ImageSet("huge", [str(row) for row in range(10_000)], opened, labels)
     with pytest.raises(
         DataError, match=r"huge: 10,000 images of 1000x1000 take 30 GB decoded, more than the limit of 16 GB"
     ):

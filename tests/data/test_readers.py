@@ -14,6 +14,7 @@ from scipy.io import savemat
 from support.images import (
     PLAIN,
     noise,
+    open_image,
     png_chunk,
     read_array,
     write_16_bit_png,
@@ -28,7 +29,6 @@ from oodles.data.readers import (
     FORMATS,
     SUFFIXES_OF,
     first_per_class,
-    open_image,
     open_images,
     read_cifar,
     read_folder,
@@ -110,8 +110,8 @@ def test_pickles_of_numpy_1_are_read(tmp_path):
     start = old.index(b"\x95") + 1
     (frame,) = struct.unpack_from("<Q", old, start)
     old = old[:start] + struct.pack("<Q", frame - 1) + old[start + 8 :]  # the module name is one character shorter
-    (tmp_path / "batch").write_bytes(old)
-    assert open_images(tmp_path / "batch").labels.tolist() == [1, 2]
+    (tmp_path / "test_batch").write_bytes(old)
+    assert open_images(tmp_path / "test_batch").labels.tolist() == [1, 2]
 
 
 class Payload:
@@ -137,9 +137,9 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
     for function, *arguments in attacks:
         bomb = Payload(function, *arguments)
         content = {"data": noise(1, 3072), "labels": [0], "more": bomb} if wrapped else bomb
-        (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=protocol))
+        (tmp_path / "test_batch").write_bytes(pickle.dumps(content, protocol=protocol))
         with pytest.raises(DataError, match="it refers to"):
-            open_images(tmp_path / "batch")
+            open_images(tmp_path / "test_batch")
         assert not trace.exists(), function
 
 
@@ -160,16 +160,29 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
     ],
 )
 def test_pickles_that_are_not_cifar_batches_are_refused(tmp_path, content):
-    (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(DataError, match="is a pickle, but not a CIFAR batch"):
-        open_images(tmp_path / "batch")
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match=r"test_batch is (a pickle, but )?not a CIFAR batch"):
+        open_images(tmp_path / "test_batch")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x02}", b"\x80\xff"])
 def test_files_of_unknown_formats_are_refused(tmp_path, content):
-    (tmp_path / "thing").write_bytes(content)
-    with pytest.raises(DataError, match="thing is neither an image set that oodles reads nor a CIFAR batch"):
+    for name in ("test_batch", "thing"):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"test_batch is not a CIFAR batch \("):
+        open_images(tmp_path / "test_batch")
+    with pytest.raises(DataError, match=r"thing is not an image set that oodles reads: a folder or \.zip"):
         open_images(tmp_path / "thing")
+
+
+@pytest.mark.parametrize(
+    "name", ["batch", "test_batch.pkl", "data_batch", "data_batch_1 (copy)", "meta", "batches.meta"]
+)
+def test_only_files_named_as_cifar_batches_are_read_as_such(tmp_path, name):
+    write_cifar_batch(tmp_path / "test_batch", 3)
+    (tmp_path / "test_batch").rename(tmp_path / name)
+    with pytest.raises(DataError, match="is not an image set that oodles reads"):
+        open_images(tmp_path / name)
 
 
 # SVHN -------------------------------------------------------------------------------------------
@@ -203,8 +216,8 @@ def test_other_mat_files_are_refused(tmp_path):
     savemat(tmp_path / "a.mat", {"Z": np.zeros(3)})
     (tmp_path / "b.mat").write_bytes(b"not matlab")
     savemat(tmp_path / "c.mat", {"X": np.zeros(3), "y": np.zeros(3)})
-    for name in "abc":
-        with pytest.raises(DataError, match=rf"{name}\.mat is not an SVHN file"):
+    for name, reason in (("a", "is not an SVHN file"), ("b", "is not an SVHN file"), ("c", "does not hold 32x32")):
+        with pytest.raises(DataError, match=rf"{name}\.mat {reason}"):
             open_images(tmp_path / f"{name}.mat")
 
 
@@ -536,7 +549,7 @@ def test_an_oversized_member_is_refused(tmp_path):
 
 
 def test_damaged_zips_are_read_or_refused_with_a_data_error(tree, tmp_path):
-    path, rng = write_zip(tree, tmp_path / "t.zip"), random.Random(0)  # noqa: S311
+    path, rng = write_zip(tree, tmp_path / "t.zip"), random.Random(0)
     intact, refused = path.read_bytes(), 0
     for _ in range(150):
         content = bytearray(intact)

@@ -1,5 +1,6 @@
 """Folders, archives and images that are unusual but valid, or cannot be used."""
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -31,17 +32,47 @@ def test_hidden_folders_are_not_classes_but_linked_ones_are(tmp_path: Path) -> N
     assert list(images.names) == ["cat/b.png", "dog/c.png"]
 
 
-def test_a_link_back_to_a_folder_above_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_reached_twice_is_refused(tmp_path: Path) -> None:
     for name in ("cat/a.png", "dog/b.png"):
         save_image(tmp_path / "set" / name)
-    (tmp_path / "set" / "cat" / "again").symlink_to(tmp_path / "set")
-    with pytest.raises(DataError, match=r"set/cat/again is a link back to .*set, so the same images come again"):
+    for link, target in (("cat/again", "set"), ("itself", "set"), ("cats", "set/cat"), ("cat/dogs", "set/dog")):
+        (tmp_path / "set" / link).symlink_to(tmp_path / target)
+        with pytest.raises(DataError, match=r"set\S* are the same folder, so the same images come again; remove the"):
+            open_images(tmp_path / "set")
+        (tmp_path / "set" / link).unlink()
+    assert open_images(tmp_path / "set").names == ["cat/a.png", "dog/b.png"]
+
+
+def test_links_that_double_the_folders_at_every_level_are_refused(tmp_path: Path) -> None:
+    here = tmp_path / "set"
+    for _ in range(40):  # two ways into every folder: 2**40 paths
+        here.mkdir()
+        (here / "b").symlink_to("a")
+        here /= "a"
+    save_image(here / "x.png")
+    with pytest.raises(DataError, match="are the same folder"):
         open_images(tmp_path / "set")
-    (tmp_path / "set" / "cat" / "again").unlink()
-    (tmp_path / "set" / "cat" / "dogs").symlink_to(tmp_path / "set" / "dog")
-    (tmp_path / "set" / "dog" / "cats").symlink_to(tmp_path / "set" / "cat")
-    with pytest.raises(DataError, match=r"is a link back to"):
-        open_images(tmp_path / "set")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    save_image(folder / "good.png")
+    os.mkfifo(folder / "pipe.png")
+    (folder / "zero.png").symlink_to("/dev/zero")
+    (folder / "loop.png").symlink_to("loop.png")
+    (folder / "folder.png").mkdir()
+    save_image(folder / "folder.png" / "inside.png")
+    loader = ImageLoader(open_images(folder), CIFAR, labels=False, skip_bad=True)
+    list(loader)
+    assert loader.names == ["folder.png/inside.png", "good.png"]
+    assert [name for name, _ in loader.skipped] == ["loop.png", "pipe.png", "zero.png"]
+    for name, problem in loader.skipped[1:]:
+        assert problem == f"{folder / name} is not a regular file, but a folder, a pipe or a device"
+    for name in ("train", "digits.mat", "pipe.zip", "pipe"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(DataError, match=r"is not (a regular file|an SVHN file|an image set)"):
+            open_images(tmp_path / name)
 
 
 # Archives ---------------------------------------------------------------------------------------

@@ -229,6 +229,34 @@ def test_mistakes_are_named(text: str, complaint: str) -> None:
         parse(text)
 
 
+HUGE = f"0x{'f' * 3_800}"  # Python reads it, and does not write it in decimal
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (f"knn({HUGE})", "thousands of digits.*expected a number below 1e\\+38"),
+        (f"mahalanobis(({HUGE},))", "thousands of digits.*each item a name in quotes"),
+        ("knn(5, 0xffffffffffffffff)", "bank=18446744073709551615 must be a whole number from 1 to 1,000,000,000"),
+        ("knn(1, 2.5)", "bank=2.5 must be a whole number"),
+        ("gen(0.1, 2.5)", "top=2.5 must be a whole number from 1"),
+        ("gen(0.1, -3)", "top=-3 must be a whole number from 1"),
+        ("react(90)+gen(0.1, -3)", "top=-3 must be a whole number from 1"),
+        ("gen(-1)", "gamma=-1 must be positive"),
+        ("energy(1e23)", "temperature=1e\\+23 must be positive: a number from 1e-06 to 1e\\+06"),
+        (f"energy({10**23})", "temperature=1000.* must be positive"),
+        ("energy(1e-40)", "temperature=1e-40 must be positive"),
+        (f"gradnorm({10**23})", "temperature=1000.* must be positive"),
+        ("weiper(100000000)", "repeats=100000000 must be a whole number from 1 to 100,000"),
+        ("weiper(bins=1000000000)", "bins=1000000000 must be a whole number from 2 to 10,000"),
+        ("optfs(1000000000)", "bins=1000000000 must be a whole number from 2 to 100,000"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ArgumentError, match=complaint):
+        parse(text)
+
+
 # Hostile texts ----------------------------------------------------------------------------------
 
 HOSTILE = [
@@ -278,6 +306,27 @@ HOSTILE = [
     "energy" + ".a" * 20_000,
     "+".join(["energy"] * 50_000),
 ]
+
+
+def test_a_class_without_a_score_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"oodles\.detectors:Detector does not say how to score"):
+        parse("oodles.detectors:Detector")
+
+
+LIMITS = {
+    "energy" + " " * 5_000: "has 5,006 characters; a detector's text has at most 4,000",
+    "+".join(["react"] * 33): "is a chain of 33 stages; at most 32",
+    f"rank_ensemble({['msp'] * 101})": r"rank_ensemble\(detectors=...\) is given 101 items; at most 100",
+    f"gram(['a'], {[*range(101)]})": r"gram\(orders=...\) is given 101 items; at most 100",
+}
+
+
+@pytest.mark.parametrize(("text", "complaint"), LIMITS.items(), ids=range(len(LIMITS)))
+def test_texts_have_limits(text: str, complaint: str) -> None:
+    with pytest.raises(ArgumentError, match=complaint) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 300
+    assert len(parse("+".join(["react"] * 32)).spec) > 32
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

@@ -52,7 +52,7 @@ def test_more_principal_directions_than_units_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["residual(0)", "vim(0)", "neco(0)", "neco(-1)", "residual(1.5)"])
 def test_dimensions_are_whole_and_positive(text: str) -> None:
-    with pytest.raises(ArgumentError, match=r"dimension=\S+ must be a whole number, at least 1"):
+    with pytest.raises(ArgumentError, match=r"dimension=\S+ must be a whole number from 1"):
         parse(text)
 
 

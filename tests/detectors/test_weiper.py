@@ -354,3 +354,9 @@ def test_settings_that_are_not_finite_are_named(name, value):
     with pytest.raises(ArgumentError, match=f"{name}={value}") as caught:
         WeiPer(**{name: value})
     assert "\n" not in str(caught.value)
+
+
+def test_copies_that_would_not_fit_in_memory_are_refused_before_they_are_made():
+    features = example_features(rows=4, width=3000, classes=3)
+    with pytest.raises(ArgumentError, match=r"100,000 copies of a head of 3 x 3000 .* fewer repeats"):
+        WeiPer(repeats=100_000).fit(features)

@@ -1,16 +1,19 @@
 """Building models by name, and loading checkpoints without running code from them."""
 
+import ast
 import os
 import pickle
 import random
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import oodles
 from oodles.errors import ArgumentError, FileError
 from oodles.models import build_model, load_checkpoint
 
@@ -24,7 +27,9 @@ def directory(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def linear(width=3, *, classes=2):\n    return nn.Linear(width, classes)\n"
         "def nothing():\n    return None\n"
+        "def remember(*given):\n    model = nn.Identity()\n    model.given = given\n    return model\n"
         "number = 5\n"
+        "c_function = len\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # building a model adds the working directory to it
@@ -56,11 +61,91 @@ def test_factories_are_called_with_their_arguments():
         ("my_nets_for_models:number", "number cannot be called"),
         ("my_nets_for_models:linear(depth=3)", "unexpected keyword argument 'depth'"),
         ("my_nets_for_models:nothing()", "returned NoneType, not an nn.Module"),
+        ("my_nets_for_models:len", "my_nets_for_models has no len"),
+        ("my_nets_for_models:c_function(3)", "c_function cannot be called"),
     ],
 )
 def test_invalid_factories_are_refused(text, message):
     with pytest.raises(ArgumentError, match=message):
         build_model(text)
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize(
+    "text",
+    [
+        'os:system("touch trace")',
+        'os:system("touch\\ttrace")',
+        "os:abort",
+        'posix:system("touch trace")',
+        'subprocess:getoutput("touch trace")',
+        'subprocess:run(["touch", "trace"])',
+        "builtins:exec(\"open('trace', 'w')\")",
+        'builtins:open("trace", "w")',
+        'shutil:rmtree("here")',
+        'os.path:os("x")',
+        'concurrent.futures:ThreadPoolExecutor("x")',
+    ],
+)
+def test_functions_of_python_itself_are_never_called(directory, text):
+    (directory / "here").mkdir()
+    with pytest.raises(ArgumentError, match="belongs to Python itself and has no networks"):
+        build_model(text)
+    assert not (directory / "trace").exists()
+    assert (directory / "here").exists()
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "'touch trace'",
+        "'/etc/passwd'",
+        "'../x'",
+        "'a;b'",
+        "''",
+        "'-rf'",
+        "b'abc'",
+        "{'a': 1}",
+        "[1, 'a b']",
+        "{1}",
+        "1j",
+        "'a\\n'",
+    ],
+)
+def test_arguments_are_numbers_and_plain_words(value):
+    with pytest.raises(ArgumentError, match="arguments must be numbers, True, False, None or plain words; for others"):
+        build_model(f"my_nets_for_models:linear({value})")
+    with pytest.raises(ArgumentError, match="plain words"):
+        build_model(f"my_nets_for_models:linear(classes={value})")
+
+
+@pytest.mark.usefixtures("directory")
+def test_plain_words_and_lists_reach_the_factory():
+    values = "'deconf', 'resnet50.a1-in1k', [1, (2, None)], True, 1e-3"
+    assert build_model(f"my_nets_for_models:remember({values})").given == (
+        "deconf",
+        "resnet50.a1-in1k",
+        [1, (2, None)],
+        True,
+        1e-3,
+    )
+
+
+def test_only_what_the_user_typed_is_imported_by_name():
+    """No reader of files calls what imports by name; the commands give it their own arguments."""
+    users = {"build_model": set(), "import_object": set(), "import_module_here": set(), "load_model": set()}
+    source = Path(oodles.__file__).parent
+    for file in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = getattr(called, "id", getattr(called, "attr", None))
+            if name in users:
+                users[name].add(file.relative_to(source).as_posix())
+    assert users["build_model"] == {"cli/common.py", "cli/train.py"}
+    assert users["import_object"] == {"models/loading.py", "detectors/parse.py"}
+    assert users["import_module_here"] == {"calls.py", "cli/__init__.py"}
+    assert all(file.startswith("cli/") for file in users["load_model"])
 
 
 # Checkpoints ------------------------------------------------------------------------------------
@@ -162,7 +247,7 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_damaged_checkpoints_are_loaded_or_refused_with_a_file_error(tmp_path, zipped):
-    path, rng = tmp_path / "c.pt", random.Random(0)  # noqa: S311
+    path, rng = tmp_path / "c.pt", random.Random(0)
     torch.save(filled(1.0).state_dict(), path, _use_new_zipfile_serialization=zipped)
     intact = path.read_bytes()
     refused = 0

@@ -22,7 +22,8 @@ import oodles
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError
 from oodles.features import Features
 from oodles.network import extraction
-from oodles.network.extraction import extract, model_fingerprint
+from oodles.network.extraction import extract
+from oodles.network.fingerprints import model_fingerprint
 
 ROWS, BATCH = 20, 5
 
@@ -201,7 +202,8 @@ def test_half_precision_rounds_the_rows_only():
 def test_an_image_that_is_not_finite_is_named_by_its_row(value):
     batches = batched(ROWS, BATCH)
     batches[2][0][3, 1, 4, 4] = value
-    with pytest.raises(DataError, match=r"1 of 20 rows contain NaN or infinite values, the first is row 13"):
+    message = r"1 of 5 inputs of a batch give NaN or infinite values, the first is input 13; check .* on_bad=\"mark\"$"
+    with pytest.raises(DataError, match=message):
         extract(seeded(networks.Net), batches)
 
 
@@ -412,7 +414,7 @@ def test_continuing_runs_only_the_missing_images(tmp_path):
 def test_a_bad_row_is_never_stored_and_the_good_shards_stay(tmp_path):
     batches = batched(ROWS, BATCH)
     batches[2][0][1] = float("nan")
-    with pytest.raises(DataError, match="the first is row 1"):
+    with pytest.raises(DataError, match="the first is input 11"):
         extract(counted(), batches, store=tmp_path / "s")
     manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
     assert [entry["rows"] for entry in manifest["shards"]] == [5, 5]

@@ -1,6 +1,8 @@
-"""``Tap`` and the names of layers: what is kept of a module's output, and which names are refused."""
+"""``Tap`` and the names of layers: what is kept of a module's output, which names are refused; modes and threads."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -8,12 +10,13 @@ import torch
 from reference import maps as slow
 from support import networks
 from support.networks import batched, one_thread, pictures, seeded  # noqa: F401
+from support.snapshots import numbers, portrait
 from torch import nn
 
-from oodles.errors import ArgumentError, HeadError
+from oodles.errors import ArgumentError, DataError, HeadError
 from oodles.features import Features
 from oodles.network.extraction import extract
-from oodles.network.taps import Tap, eval_mode
+from oodles.network.taps import Tap, eval_mode, needs_eval
 
 ROWS = 6
 
@@ -145,3 +148,99 @@ def test_gradients_pass_through_reductions():
         (gradient,) = torch.autograd.grad(vectors.sum(), images, retain_graph=True)
         assert torch.isfinite(gradient).all()
         assert gradient.abs().max() > 0
+
+
+# Modes and threads --------------------------------------------------------------------------------
+
+
+def test_the_mode_is_restored_when_the_last_of_two_threads_has_finished():
+    """The first thread to begin ends while the second is still running."""
+    want = extract(seeded(networks.Net), [pictures(8), pictures(8, seed=1)])
+    model = seeded(networks.Net).train()
+    model.body.conv2.eval()
+    before, statistics = portrait(model), numbers(model)
+    first_began, second_began, first_ended = Event(), Event(), Event()
+
+    def first():
+        yield pictures(8)
+        first_began.set()
+        assert second_began.wait(20)
+
+    def second():
+        assert first_began.wait(20)
+        yield pictures(8)
+        second_began.set()
+        assert first_ended.wait(20)
+        yield pictures(8, seed=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(extract, model, first()), pool.submit(extract, model, second())
+        torch.testing.assert_close(one.result(20).embedding, want.embedding[:8])
+        assert not model.training, "the second thread still runs it"
+        first_ended.set()
+        torch.testing.assert_close(other.result(20).embedding, want.embedding)
+    assert portrait(model) == before, "flags and hooks"
+    torch.testing.assert_close(numbers(model), statistics, rtol=0, atol=0)
+
+
+def test_models_that_share_a_module_leave_it_in_eval_mode_for_each_other():
+    one, other = seeded(networks.Net), seeded(networks.Net)
+    other.body = one.body
+    with eval_mode(one):
+        with eval_mode(other):
+            assert needs_eval([one.body])
+        assert not one.body.training
+        assert other.training
+    assert one.body.training
+    assert not needs_eval([one.eval()])
+
+
+def test_wrappers_of_a_network_are_the_network():
+    model = seeded(networks.Net)
+    wrapped = nn.DataParallel(model)
+    with eval_mode(model):
+        with eval_mode(wrapped):
+            assert not wrapped.training
+        assert wrapped.training
+        assert not model.training
+    assert model.training
+
+
+def test_a_model_in_use_is_not_moved_to_another_device(monkeypatch):
+    model = seeded(networks.Net)
+    before = portrait(model)
+    with eval_mode(model, "cpu"), eval_mode(model, "cpu"):
+        monkeypatch.setattr("oodles.network.taps.usable_device", lambda name: torch.device("meta"))
+        expected = pytest.raises(
+            ArgumentError, match=r"^Net is in use on cpu, so it cannot be moved to .*; wait for the"
+        )
+        with expected, eval_mode(model, "cuda"):
+            pass
+    assert portrait(model) == before
+
+
+def test_the_meta_device_is_refused_and_the_weights_stay():
+    model = seeded(networks.Net)
+    before = portrait(model)
+    with pytest.raises(ArgumentError, match=r"^device='meta' holds no numbers: .* loses its weights$"):
+        extract(model, [pictures(4)], device="meta")
+    assert portrait(model) == before
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["at once", "in the middle"])
+def test_a_model_that_raises_is_named_and_left_as_it_was(failing):
+    class Fails(networks.Net):
+        def forward(self, images):
+            if failing == 1 or images.amax() > 90:
+                raise OSError("the lookup table is gone\nsecond line")
+            return super().forward(images)
+
+    model = seeded(Fails).train()
+    before = portrait(model)
+    with pytest.raises(
+        DataError, match=r"^Fails does not accept images .* \(the lookup table is gone\); .*$"
+    ) as caught:
+        extract(model, [pictures(4), pictures(4) * 100])
+    assert isinstance(caught.value.__cause__, OSError)
+    assert portrait(model) == before
+    assert not needs_eval([model.eval()]), "no call holds it any more"

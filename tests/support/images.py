@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from oodles.data import readers
 from oodles.data.readers import ImageSet
 from oodles.data.transforms import Transform
 
@@ -60,6 +61,11 @@ def write_zip(folder: Path, path: Path, compression: int = zipfile.ZIP_DEFLATED)
         for file in sorted(folder.rglob("*"), reverse=True):
             archive.write(file, file.relative_to(folder).as_posix())
     return path
+
+
+def open_image(path: Path) -> Image.Image:
+    """One image, decoded, whatever its name is."""
+    return ImageSet(path.name, [path.name], lambda _: readers.open_image(path)).read(0)
 
 
 def read_array(images: ImageSet, row: int) -> npt.NDArray[Any]:

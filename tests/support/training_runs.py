@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oodles.files import Record
+from oodles.files import LOCK, Record
 from oodles.training import Recipe
 
 WORKER = Path(__file__).with_name("training_worker.py")
@@ -41,7 +41,12 @@ def states(folder: Path) -> list[str]:
 
 
 def empty(folder: Path) -> bool:
-    return not folder.exists() or not any(folder.iterdir())
+    return not folder.exists() or not files_of(folder)
+
+
+def files_of(folder: Path) -> set[str]:
+    """The names of the files in a folder, without that of its lock."""
+    return {path.name for path in folder.iterdir()} - {LOCK}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

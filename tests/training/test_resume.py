@@ -15,6 +15,7 @@ from support.training_runs import (
     QUIET,
     WORKER,
     contents,
+    files_of,
     metrics_of,
     same_weights,
     states,
@@ -73,7 +74,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(uninterrupted, t
         text=True,
     )
     assert done.returncode == 1
-    assert not list(tmp_path.glob(".*")), "no half-written file is left"
+    assert not any(name.startswith(".") for name in files_of(tmp_path)), "no half-written file is left"
     load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
     assert done.stderr.splitlines()[-1] == (
         f"oodles.errors.FileError: the checkpoint of epoch 2 cannot be written to {tmp_path} (File too large); "

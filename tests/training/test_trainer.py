@@ -4,6 +4,7 @@ import copy
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from support.training_runs import (
     SHORT,
     WORKER,
     empty,
+    files_of,
     metrics_of,
     recorded_batches,
     same_weights,
@@ -30,6 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from oodles.errors import ArgumentError, DataError, FileError
+from oodles.files import locked
 from oodles.models import load_checkpoint
 from oodles.models.deconf import with_head
 from oodles.training import Recipe, train
@@ -110,9 +113,15 @@ def test_training_learns_and_writes_its_weights_and_metrics(tmp_path):
     load_checkpoint(fresh, folder / "weights.safetensors")
     images = pictures(9)
     torch.testing.assert_close(fresh.eval()(images), model.eval()(images), rtol=1e-6, atol=1e-6)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *("metrics.jsonl", *states(folder), "training.json", "weights.safetensors")
-    ]
+    assert files_of(folder) == {"metrics.jsonl", *states(folder), "training.json", "weights.safetensors"}
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with locked(tmp_path / "run"), ThreadPoolExecutor(1) as other:
+        run = other.submit(train, network(Tiny), coloured(), out=tmp_path / "run", recipe=SHORT, **QUIET)
+        with pytest.raises(FileError, match="run is being written by another process; wait until it has finished"):
+            run.result()
+        assert empty(tmp_path / "run")
 
 
 def test_no_test_accuracy_without_a_test_set(tmp_path):
@@ -286,7 +295,7 @@ def test_two_processes_train_like_one(tmp_path):
     assert [line["loss"] for line in together] == pytest.approx([line["loss"] for line in alone], abs=1e-5)
     for name, value in weights_of(tmp_path / "two").items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5, msg=name)
-    names = {path.name for path in (tmp_path / "two").iterdir()}
+    names = files_of(tmp_path / "two")
     assert names == {"metrics.jsonl", *states(tmp_path / "two"), "training.json", "weights.safetensors"}
     assert len(names) == 4
 

@@ -6,19 +6,23 @@ so that a mistyped path is reported at once.
 
 import functools
 import io
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from oodles import __version__
-from oodles.calls import import_module_here
+from oodles.calls import describe_error, import_module_here
 from oodles.cli.analyze import analyze
 from oodles.cli.bench import bench
 from oodles.cli.common import notice
-from oodles.cli.data import datasets
+from oodles.cli.data import fetch, list_datasets
 from oodles.cli.demo import demo
 from oodles.cli.detectors import detectors
 from oodles.cli.explain import explain
@@ -40,8 +44,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
-    "wrong), 130 interrupted.",
+    "wrong), 130 interrupted, 1 a bug in oodles (OODLES_DEBUG=1 in the environment shows the traceback).",
 )
+UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,6 +78,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 RESUMED = {
     "extract": "; run the same command again to continue",
     "bench": "; run the same command again to continue",
+    "fetch": "; run the same command again to continue",
     "train": "; run it again with --resume to continue after the last complete epoch",
 }
 
@@ -88,17 +94,23 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **named)
         except KeyboardInterrupt:
             raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
+        except BrokenPipeError:  # nobody reads on, as in `oodles score photos | head`
+            _drop_output()
+            raise typer.Exit from None
 
     return run
 
 
 for _command in COMMANDS:
     app.command()(_interruptible(_command))
+datasets = typer.Typer(no_args_is_help=True, help="Get the paper's datasets from their original sites.")
+datasets.command()(_interruptible(fetch))
+datasets.command("list")(_interruptible(list_datasets))
 app.add_typer(datasets, name="data")
 
 
 def main() -> None:
-    """Run the command; invalid input ends with one line and exit code 2."""
+    """Run the command; invalid input ends with one line and exit code 2, a bug with one line and exit code 1."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.simplefilter("always", FitWarning)
@@ -106,13 +118,49 @@ def main() -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be valid text
         try:
-            app(prog_name="oodles")
-        except Interrupted as interrupted:
-            notice(str(interrupted))
-            sys.exit(130)
-        except (OodlesError, OSError) as error:
-            notice(str(error), "[bold red]error[/bold red]")
-            sys.exit(2)
+            code = app(prog_name="oodles", standalone_mode=False) or 0
+            sys.stdout.flush()  # a disk that is full is noticed here
+        except Exception as error:
+            if os.environ.get("OODLES_DEBUG"):
+                traceback.print_exc()
+            code = _report(error)
+        sys.exit(code)
+
+
+def _report(error: Exception) -> int:
+    """Say in one line what happened; returns the exit code."""
+    if isinstance(error, Interrupted):
+        notice(str(error))
+        return 130
+    if isinstance(error, BrokenPipeError):
+        _drop_output()
+        return 0
+    if isinstance(error, UsageError):
+        return _report_usage(error)
+    if isinstance(error, OodlesError | OSError):
+        _drop_output()
+        notice(str(error), "[bold red]error[/bold red]")
+        return 2
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"in {Path(place.filename).name}, line {place.lineno}"
+    notice(f"{describe_error(error)}, {where}; OODLES_DEBUG=1 shows more", "[bold red]internal error[/bold red]")
+    return 1
+
+
+def _report_usage(error: Any) -> int:
+    if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help already
+        command = error.ctx.command_path if error.ctx is not None else "oodles"
+        notice(f"{error.format_message().rstrip('.')}; see `{command} --help`", "[bold red]error[/bold red]")
+    return 2
+
+
+def _drop_output() -> None:
+    """Forget what could not be written to standard output, which would fail again when the interpreter ends."""
+    with suppress(OSError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

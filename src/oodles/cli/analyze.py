@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_experiment, check_out
-from oodles.cli.common import notice
+from oodles.cli.common import notice, say
 
 
 def analyze(
@@ -32,7 +31,7 @@ def analyze(
 
     parts = load_experiment(features)
     written = draw_figures(parts, out, label=label, p=p, shown=ood)
-    typer.echo(f"Variance of a class's output with DICE (p={p:g}), relative to that with all weights:")
+    say(f"Variance of a class's output with DICE (p={p:g}), relative to that with all weights:")
     for name, low, mean, high, above in variance_summary(parts, p):
-        typer.echo(f"  {name:14} from {low:.2f} to {high:.2f}, mean {mean:.2f}; above 1 in {above} classes")
+        say(f"  {name:14} from {low:.2f} to {high:.2f}, mean {mean:.2f}; above 1 in {above} classes")
     notice(f"{len(written)} files in {out}")

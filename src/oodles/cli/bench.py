@@ -9,8 +9,8 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_at_least, check_checkpoints, check_choice, check_out, image_options
-from oodles.cli.common import console, load_model, named_paths, notice, report_ignored
+from oodles.cli.checks import check_checkpoints, check_choice, check_number, check_out, image_options
+from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
 from oodles.cli.completion import complete_detector, one_of
 from oodles.errors import ArgumentError, DataError
 
@@ -101,7 +101,7 @@ def bench(
     runs = _runs(checkpoint or [])
     own_paths = {"train": train, "test": test, **named_paths(ood or [])}
     check_out(out)
-    check_at_least("--limit", limit)
+    check_number("--limit", limit)
     if suite in OPENOOD_NAMES:
         _check_openood(own_paths, paper=paper, intervals=intervals)
     elif published:
@@ -288,11 +288,11 @@ def _list_suites(data: Path) -> None:
     from oodles.paper.tables import TABLES
 
     for record in (SUITES | OPENOOD).values():
-        typer.echo(f"{record.name}: {record.model}, {record.classes} classes, DICE at p={record.p:g}")
+        say(f"{record.name}: {record.model}, {record.classes} classes, DICE at p={record.p:g}")
         for group, names in record.groups.items():
-            typer.echo(f"  {group} OOD: {', '.join(names)}")
+            say(f"  {group} OOD: {', '.join(names)}")
         for part, path in record.found(data).items():
-            typer.echo(f"  {part:14} {path if path is not None else 'not found'}")
-    typer.echo("tables:")
+            say(f"  {part:14} {path if path is not None else 'not found'}")
+    say("tables:")
     for name, what in TABLES.items():
-        typer.echo(f"  {name:14} {what}")
+        say(f"  {name:14} {what}")

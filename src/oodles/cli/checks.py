@@ -1,6 +1,5 @@
 """Checks of arguments that do not import torch, so that a mistyped one is reported at once."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 GUARD_RECORD, DETECTOR_RECORD = "guard.json", "detector.json"
 MANIFEST = "manifest.json"
 NUMBERS = "0.485,0.456,0.406"
+SMALLEST_STD, LARGEST_VALUE = 1e-6, 1e6
+MOST, MOST_WORKERS, LARGEST_SIDE, LARGEST_SEED = 10**9, 256, 8192, 2**31 - 1
 
 Channels = tuple[float, float, float]
 
@@ -39,14 +40,14 @@ class ImageOptions:
 
 def image_options(size: int | None, resize: int | None, mean: str | None, std: str | None) -> ImageOptions:
     """The four options, checked."""
-    if size is not None and size < 1:
-        raise ArgumentError(f"--size {size} must be at least 1")
+    check_number("--size", size, most=LARGEST_SIDE)
+    check_number("--resize", resize, most=LARGEST_SIDE)
     if resize is not None and resize < (size or 1):
         least = f"--size {size}" if size else "1"
         raise ArgumentError(f"--resize {resize} must be at least {least}; the crop is taken from the resized image")
     means, deviations = _channels("mean", mean), _channels("std", std)
-    if deviations is not None and min(deviations) <= 0:
-        raise ArgumentError(f"--std {std} must be positive in every channel")
+    if deviations is not None and min(deviations) < SMALLEST_STD:
+        raise ArgumentError(f"--std {std} must be positive in every channel, at least {SMALLEST_STD:g}")
     return ImageOptions(size, resize, means, deviations)
 
 
@@ -58,15 +59,22 @@ def _channels(name: str, text: str | None) -> Channels | None:
         red, green, blue = (float(part) for part in text.split(","))
     except ValueError:
         raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {NUMBERS}") from None
-    if not all(map(math.isfinite, (red, green, blue))):
+    if not all(abs(value) <= LARGEST_VALUE for value in (red, green, blue)):
         raise ArgumentError(f"--{name} {text!r} must be three finite numbers, e.g. {NUMBERS}")
     return red, green, blue
 
 
-def check_at_least(name: str, value: int | None, least: int = 1) -> None:
-    """Raise if an option was given a number that is too small."""
+def check_number(name: str, value: int | None, least: int = 1, most: int = MOST) -> None:
+    """Raise if an option was given a whole number that is too small or too large."""
     if value is not None and value < least:
         raise ArgumentError(f"{name} {value} must be at least {least}")
+    if value is not None and value > most:
+        raise ArgumentError(f"{name} {value} must be at most {most}")
+
+
+def check_seed(seed: int) -> None:
+    """Raise unless every random generator takes the seed."""
+    check_number("--seed", seed, 0, LARGEST_SEED)
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from typer import Option
 
@@ -25,13 +26,16 @@ ModelOption = Annotated[
     Option(
         "--model",
         help="Your classifier: [bold]package.module:factory[/bold], with arguments if it takes any, "
-        "e.g. mynets:resnet(num_classes=10). The current folder is searched too.",
+        "e.g. mynets:resnet(num_classes=10). The current folder is searched too. This runs code: name only "
+        "what you would run yourself.",
     ),
 ]
 CheckpointOption = Annotated[
     Path | None, Option(help="Its weights: a state dict (.pt, .pth, .safetensors). No code in the file is run.")
 ]
-GuardedModelOption = Annotated[str | None, Option("--model", help="Needed for images: package.module:factory.")]
+GuardedModelOption = Annotated[
+    str | None, Option("--model", help="Needed for images: package.module:factory. Runs its code.")
+]
 HeadOption = Annotated[str | None, Option("--head", help="Name of the last linear layer, if not found automatically.")]
 SizeOption = Annotated[int, Option(help="Input size: the shorter side becomes --resize, then a centre crop.")]
 ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
@@ -45,6 +49,9 @@ OwnStdOption = Annotated[str | None, Option(help=f"Standard deviation of each ch
 KnownSizeOption = Annotated[int | None, Option(help="As given to extract; the guard remembers it.")]
 KnownMeanOption = Annotated[str | None, Option(help="As given to extract.")]
 KnownStdOption = Annotated[str | None, Option(help="As given to extract.")]
+KeyOption = Annotated[
+    Path | None, Option("--key", help="File with a secret of at least 16 bytes: the guard must be signed with it.")
+]
 DeviceOption = Annotated[str | None, Option(help="For example cuda. Default: cpu.")]
 LimitOption = Annotated[int | None, Option(help="Use at most this many images of each set, chosen at random.")]
 SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
@@ -52,12 +59,27 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.
 DataOption = Annotated[Path, Option(help="Folder with the datasets, each unpacked as its archive is.")]
 
 
+def printable(text: str) -> str:
+    """The text on one line, with line ends, control characters and what is not valid text as escapes such as ``\\n``.
+
+    Names of files are data: one with a line end in it must not look like two lines of ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def say(text: str) -> None:
+    """One line on standard output."""
+    typer.echo(printable(text))
+
+
 def notice(text: str, label: str = "") -> None:
     """One line on standard error, however narrow the terminal, with the text shown as it is; ``label`` is markup."""
-    from rich.markup import escape
+    from rich.text import Text
 
-    line = escape(" ".join(text.split()))
-    notices.print(f"{label} {line}" if label else line, soft_wrap=True, highlight=False)
+    line = Text(printable(text.strip()))
+    notices.print(Text.from_markup(f"{label} ") + line if label else line, soft_wrap=True, highlight=False)
 
 
 def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":

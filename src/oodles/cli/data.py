@@ -3,15 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument
 
-from oodles.cli.common import DataOption, notices
-
-datasets = typer.Typer(no_args_is_help=True, help="Get the paper's datasets from their original sites.")
+from oodles.cli.common import DataOption, notices, printable, say
 
 
-@datasets.command()
 def fetch(
     name: Annotated[str, Argument(help="A dataset that `oodles data list` shows.")],
     data: DataOption = Path("data"),
@@ -33,16 +29,15 @@ def fetch(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=notices, transient=True, disable=not notices.is_terminal) as bar:
-        task = bar.add_task(name, total=None)
+        task = bar.add_task(printable(name), total=None)
         done = download(name, data, progress=lambda here, total: bar.update(task, completed=here, total=total))
     if done.sha256 is None:
-        typer.echo(f"{done.path} already exists")
+        say(f"{done.path} already exists")
     else:
         checked = "checksum as published" if done.checked else f"no published checksum; SHA-256 {done.sha256}"
-        typer.echo(f"{done.path} ({checked})")
+        say(f"{done.path} ({checked})")
 
 
-@datasets.command("list")
 def list_datasets(data: DataOption = Path("data")) -> None:
     """Show which datasets can be downloaded, which must be requested, and which are already there."""
     from oodles.data.downloads import SOURCES, ByHand
@@ -50,4 +45,4 @@ def list_datasets(data: DataOption = Path("data")) -> None:
     for name, record in SOURCES.items():
         there, by_hand = (data / record.place).exists(), isinstance(record, ByHand)
         state = "present" if there else "by hand" if by_hand else "downloadable"
-        typer.echo(f"{name:14} {state:15} {record.title}")
+        say(f"{name:14} {state:15} {record.title}")

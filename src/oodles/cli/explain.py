@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_store, image_options
+from oodles.cli.common import printable, say
 from oodles.cli.guards import load_saved, open_inputs, over_images, split_paths
 from oodles.cli.verdicts import print_json
 from oodles.errors import ArgumentError
@@ -53,6 +54,7 @@ def explain(
     mean: common.KnownMeanOption = None,
     std: common.KnownStdOption = None,
     device: common.DeviceOption = None,
+    key: common.KeyOption = None,
     skip_bad: common.SkipOption = False,
     as_json: common.JsonOption = False,
 ) -> None:
@@ -73,7 +75,7 @@ def explain(
     from oodles.data.loaders import ImageLoader
     from oodles.features import Features
 
-    saved = load_saved(guard)
+    saved = load_saved(guard, key)
     if train is not None:
         saved.check_features(train)
     compared = None if train is None else Features.load(train)
@@ -81,6 +83,8 @@ def explain(
     transform = saved.preprocessing(options)
     loader = ImageLoader(images, transform, labels=False, skip_bad=skip_bad, batch_size=BATCH_SIZE)
     guarded = saved.with_model(model, checkpoint, device)
+    if not as_json:
+        guarded.class_names = tuple(map(printable, guarded.class_names))
 
     def judge(names: list[str], batch: "Tensor") -> list[Explained]:
         found = guarded.explain(batch, train=compared)
@@ -93,6 +97,6 @@ def explain(
         return
     for batch in batches:
         for each in batch:
-            typer.echo(f"skipped  {each.input}: {each.problem}" if each.problem else f"{each.input}:")
+            say(f"skipped  {each.input}: {each.problem}" if each.problem else f"{each.input}:")
             if not each.problem:
                 typer.echo(indent(str(each.explanation), "  "))

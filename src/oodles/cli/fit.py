@@ -10,6 +10,8 @@ from oodles.cli.common import notice
 from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError, DataError
 
+STEMS = ("guard-", "detector-")  # of the tensor files that belong to a guard or a detector
+
 
 def fit(
     features: Annotated[Path, Argument(help="ID training features, made by oodles extract.")],
@@ -27,7 +29,12 @@ def fit(
         Option(help="ID features not used in training, for the threshold. Default: a fifth of the training rows."),
     ] = None,
     id_rate: Annotated[float, Option(help="Fraction of ID inputs that should be accepted.")] = 0.95,
+    outlier_rows: Annotated[
+        str,
+        Option(help="Training rows with norms of more than 100 times the median: warn, drop, raise or ignore."),
+    ] = "warn",
     force: Annotated[bool, Option("--force", help="Replace the guard that is already in --out.")] = False,
+    key: Annotated[Path | None, Option(help="File with a secret of at least 16 bytes to sign the guard with.")] = None,
 ) -> None:
     """Fit a detector on ID features and set its threshold.
 
@@ -41,13 +48,17 @@ def fit(
 
     from oodles.calibration import calibrate
     from oodles.detectors import default_detector, parse
+    from oodles.detectors.base import learned_columns
     from oodles.detectors.network_detector import is_tuned
+    from oodles.detectors.outlier_rows import screen
     from oodles.features import FEWEST_TO_SPLIT, Features
+    from oodles.files import read_key
     from oodles.persistence import save_guard
     from oodles.store import read_manifest
 
+    secret = read_key(key)
     fitted = default_detector() if detector is None else parse(detector)
-    train = Features.load(features)
+    train = screen(Features.load(features), learned_columns([fitted]), outlier_rows)
     about = read_manifest(features)["about"]
     if calibration is None and len(train) < FEWEST_TO_SPLIT:
         raise DataError(
@@ -66,7 +77,7 @@ def fit(
             raise DataError(f"{calibration} has the same rows as {features}; calibrate on images that fit has not seen")
         if read_manifest(calibration)["about"].get("model") != about.get("model"):
             raise DataError(f"{calibration} has features of another model than {features}; use the same for both")
-    fitted.fit(train)
+    fitted.fit(train, outlier_rows="ignore")
     if not is_tuned(fitted):
         raise ArgumentError(
             f"{fitted.spec} has to be tuned on held-out images, which fit does not do; use oodles.selection.tune in "
@@ -74,7 +85,7 @@ def fit(
         )
     threshold = calibrate(fitted.score(held_out), id_rate)
     origin = about.get("model"), about.get("head"), about.get("preprocessing")
-    save_guard(out, fitted, threshold, *origin, train.class_names)
+    save_guard(out, fitted, threshold, *origin, train.class_names, key=secret)
     rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
     notice(f"{fitted.spec}: {rule}; saved in {out}")
 
@@ -82,8 +93,9 @@ def fit(
 def _check_out(out: Path, force: bool) -> None:
     """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
     check_out(out)
-    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    other = [name for name in found if name not in (DETECTOR_RECORD, GUARD_RECORD) and not name.startswith("detector-")]
+    # hidden files are the lock and what a killed writer left
+    found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
+    other = [name for name in found if name not in (DETECTOR_RECORD, GUARD_RECORD) and not name.startswith(STEMS)]
     if other:
         raise ArgumentError(f"--out {out} holds other files ({other[0]}, ...); give a new folder")
     if found and not force:

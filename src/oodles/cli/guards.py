@@ -3,6 +3,7 @@
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -78,11 +79,11 @@ def _join(sets: Sequence["ImageSet"]) -> "ImageSet":
         return sets[0]
     ends = list(accumulate(map(len, sets)))
 
-    def read(row: int) -> "Image.Image":
+    def opened(row: int) -> AbstractContextManager["Image.Image"]:
         part = bisect_right(ends, row)
-        return sets[part].read(row - ends[part] + len(sets[part]))
+        return sets[part].open(row - ends[part] + len(sets[part]))
 
-    return ImageSet(f"{len(sets)} inputs", [name for each in sets for name in each.names], read)
+    return ImageSet(f"{len(sets)} inputs", [name for each in sets for name in each.names], opened)
 
 
 def over_images(
@@ -151,7 +152,6 @@ class SavedGuard:
         """The guard with the model that the options name, or the one that comes with oodles."""
         from oodles.guard import Guard
         from oodles.models import load
-        from oodles.network.extraction import model_fingerprint
         from oodles.network.taps import usable_device
 
         if self.own and model is None:
@@ -159,11 +159,9 @@ class SavedGuard:
         network = load(SHIPPED) if model is None else load_model(model, checkpoint)
         if not self.own:
             _introduce()
-        if self.record["model"] not in (None, model_fingerprint(network)):
-            raise DataError(f"{self.folder} was fitted on another model than {model} with these weights")
         if device is not None:
             network.to(usable_device(device))
-        return Guard(network, self.detector, self.threshold, head=self.record["head"], classes=self.class_names or None)
+        return Guard.restore(self.folder, network, self.detector, self.threshold, self.record)
 
     def check_features(self, path: Path) -> None:
         """Raise if the features in a folder came from another model than the guard's."""
@@ -174,13 +172,13 @@ class SavedGuard:
             raise DataError(f"{path} has features of another model than {self.folder} was fitted on")
 
 
-def load_saved(folder: Path | None) -> SavedGuard:
-    """The guard in ``folder``; if there is none, that of the network that comes with oodles."""
+def load_saved(folder: Path | None, key: Path | None = None) -> SavedGuard:
+    """The guard in ``folder``, signed with ``key`` if there is one; without a folder, that of the shipped network."""
     from oodles.models.shipped import GUARD, shipped_folder
     from oodles.persistence import load_guard
 
     path = shipped_folder(SHIPPED) / GUARD if folder is None else folder
-    detector, threshold, record = load_guard(path)
+    detector, threshold, record = load_guard(path, key)
     return SavedGuard(path, folder is not None, detector, threshold, record, tuple(record["class_names"]))
 
 

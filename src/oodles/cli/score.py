@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_at_least, check_checkpoints, image_options
+from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
 from oodles.cli.guards import SavedGuard, load_saved, open_inputs, over_images, split_paths
 from oodles.cli.verdicts import Outcome, print_csv, print_json, print_text
@@ -41,9 +41,15 @@ def score(
     batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
     workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
     device: common.DeviceOption = None,
+    key: common.KeyOption = None,
     skip_bad: common.SkipOption = False,
     as_csv: Annotated[
-        bool, Option("--csv", help="Print CSV and nothing else, with the columns input,label,class,score,is_id.")
+        bool,
+        Option(
+            "--csv",
+            help="Print CSV and nothing else, with the columns input,label,class,score,is_id. "
+            "Control characters in names are escaped.",
+        ),
     ] = False,
     as_json: Annotated[
         bool,
@@ -57,7 +63,8 @@ def score(
     """Classify and score inputs, and say which are in-distribution.
 
     Results are printed batch by batch, and memory does not grow with the number of images. If the network's output for
-    an input is not finite, the score is null in JSON and empty in CSV, and the input is not in-distribution.
+    an input is not finite, the score is null in JSON, with an error text, and empty in CSV, and the input is not
+    in-distribution.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt
 
@@ -65,8 +72,8 @@ def score(
     """
     if as_csv and as_json:
         raise ArgumentError("--csv and --json exclude each other; give one of them")
-    check_at_least("--batch-size", batch_size)
-    check_at_least("--workers", workers)
+    check_number("--batch-size", batch_size)
+    check_number("--workers", workers, most=MOST_WORKERS)
     check_checkpoints([checkpoint])
     options = image_options(size, resize, mean, std)
     guard, inputs = split_paths("score", paths, model)
@@ -75,7 +82,7 @@ def score(
     from oodles.data.loaders import WORKERS, ImageLoader
     from oodles.features import Features
 
-    saved = load_saved(guard)
+    saved = load_saved(guard, key)
     guarded: Guard | None = None
     parts: list[Iterator[list[Outcome]]] = []
     for source in sources:

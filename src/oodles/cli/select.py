@@ -8,11 +8,11 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, image_options
-from oodles.cli.common import load_model, notice, report_ignored, report_skipped
+from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options
+from oodles.cli.common import load_model, notice, report_ignored, report_skipped, say
 from oodles.cli.completion import complete_detector
 
-SHOWN = 12
+SHOWN, MOST_OUTLIERS = 12, 1_000_000
 
 
 def select(
@@ -51,6 +51,8 @@ def select(
 
     options = image_options(size, resize, mean, std)
     check_checkpoints([checkpoint])
+    check_number("--count", count, most=MOST_OUTLIERS)
+    check_seed(seed)
     sets = [open_images(path).sample(limit) for path in (images, held_out)]
     for each in sets:
         report_ignored(each, labels=True)
@@ -93,11 +95,11 @@ def select(
         typer.echo(json.dumps(record))
         return
     kinds = list(outliers)
-    typer.echo(f"{'':44} {'utility':>10}  AUROC against {', '.join(kinds)}")
+    say(f"{'':44} {'utility':>10}  AUROC against {', '.join(kinds)}")
     chosen = [row for row in found.candidates if row.spec == found.detector.spec]
     for row in [*chosen, *(other for other in found.candidates[:SHOWN] if other not in chosen)]:
         cells = " ".join(f"{100 * row.auroc[kind]:5.1f}" for kind in kinds)
-        typer.echo(f"{row.spec:44} {row.utility:10.3f}  {cells}{'  <- chosen' if row in chosen else ''}")
+        say(f"{row.spec:44} {row.utility:10.3f}  {cells}{'  <- chosen' if row in chosen else ''}")
     for kind, (spec, rank) in found.leave_one_kind_out.items():
-        typer.echo(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
+        say(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
     notice(found.verdict)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_guard, check_id_rate, check_store
+from oodles.cli.common import KeyOption, say
 from oodles.cli.guards import load_saved
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def threshold(
     id_rate: Annotated[
         float | None, Option(help="Fraction of ID inputs that should be accepted. Default: the guard's.")
     ] = None,
+    key: KeyOption = None,
 ) -> None:
     """Set a guard's threshold again, without fitting: for another ID rate, or on other ID images.
 
@@ -33,16 +34,16 @@ def threshold(
     from oodles.features import Features
     from oodles.persistence import save_threshold
 
-    saved = load_saved(guard)
+    saved = load_saved(guard, key)
     saved.check_features(features)
     scores = saved.detector.score(Features.load(features))
     old = saved.threshold
     new = calibrate(scores, old.id_rate if id_rate is None else id_rate)
-    save_threshold(guard, new)
+    save_threshold(guard, new, key)
     before, after = (float(each.is_id(scores).double().mean()) for each in (old, new))
-    typer.echo(f"old threshold  {_describe(old)}")
-    typer.echo(f"new threshold  {_describe(new)}")
-    typer.echo(f"accepted       {after:.2%} of the {len(scores):,} rows of {features}, {before:.2%} before")
+    say(f"old threshold  {_describe(old)}")
+    say(f"new threshold  {_describe(new)}")
+    say(f"accepted       {after:.2%} of the {len(scores):,} rows of {features}, {before:.2%} before")
 
 
 def _describe(limit: "Threshold") -> str:

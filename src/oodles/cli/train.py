@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_choice, check_out, image_options
+from oodles.cli.checks import check_choice, check_number, check_out, check_seed, image_options
 from oodles.cli.common import notice, report_ignored
 from oodles.cli.completion import one_of
 from oodles.errors import ArgumentError, DataError
@@ -25,7 +25,7 @@ def train(
     arch: Annotated[
         str,
         Argument(
-            help="densenet101 (the paper's), small, or your own package.module:factory.",
+            help="densenet101 (the paper's), small, or your own package.module:factory, whose code is run.",
             autocompletion=one_of(*ARCHITECTURES),
         ),
     ],
@@ -60,6 +60,9 @@ def train(
     """
     check_choice("--recipe", recipe, RECIPE_NAMES)
     check_choice("--head-type", head_type, HEAD_TYPES)
+    for name, value, least in (("--epochs", epochs, 1), ("--batch-size", batch_size, 2)):
+        check_number(name, value, least)
+    check_seed(seed)
     options = image_options(size, resize, mean, std)
     check_out(out)
     source, classes = _open_labelled(data)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import typer
 
-from oodles.cli.common import notice
+from oodles.cli.common import notice, printable
 
 COLUMNS = ("input", "label", "class", "score", "is_id")
+NOT_FINITE = "the network gives NaN or infinite values for it"
 
 
 class Printed(Protocol):
@@ -34,10 +35,17 @@ class Outcome(NamedTuple):
     is_id: bool = False
     problem: str = ""
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether there is a verdict with a score; without one an input is never in-distribution."""
+        return not self.problem and math.isfinite(self.score)
+
     def as_record(self) -> dict[str, Any]:
-        """The verdict by column; a score that is not finite becomes None, since JSON has no number for it."""
-        score = self.score if math.isfinite(self.score) else None
-        return dict(zip(COLUMNS, (self.input, self.label, self.class_name, score, self.is_id), strict=True))
+        """The verdict by column; without a score, the reason as ``error``, since JSON has no number for it."""
+        if not self.is_scored:
+            values = self.input, self.label, self.class_name, None, False
+            return dict(zip(COLUMNS, values, strict=True)) | {"error": NOT_FINITE}
+        return dict(zip(COLUMNS, (self.input, self.label, self.class_name, self.score, self.is_id), strict=True))
 
 
 def print_text(batches: Iterable[list[Outcome]]) -> None:
@@ -48,13 +56,19 @@ def print_text(batches: Iterable[list[Outcome]]) -> None:
 
 def _line(outcome: Outcome) -> str:
     if outcome.problem:
-        return f"skipped  {outcome.input}: {outcome.problem}"
+        return printable(f"skipped  {outcome.input}: {outcome.problem}")
+    if not outcome.is_scored:
+        return printable(f"OOD           nan  {'-':<11} {outcome.input}: {NOT_FINITE}")
     name = f"class {outcome.label}" if outcome.class_name is None else outcome.class_name
-    return f"{'ID ' if outcome.is_id else 'OOD'}  {outcome.score:12.7g}  {name:<11} {outcome.input}"
+    return printable(f"{'ID ' if outcome.is_id else 'OOD'}  {outcome.score:12.7g}  {name:<11} {outcome.input}")
 
 
 def print_csv(batches: Iterable[list[Outcome]]) -> None:
-    """A header and one row per input; a skipped one has only its name, and its problem is on standard error."""
+    """A header and one row per input; a skipped one has only its name, one that is not scored no score.
+
+    Problems are on standard error. Control characters in names are escaped, so that a row is a line; JSON has the names
+    as they are.
+    """
     header = [COLUMNS]
     for batch in batches:
         text = io.StringIO()
@@ -63,15 +77,19 @@ def print_csv(batches: Iterable[list[Outcome]]) -> None:
         header = []
         for outcome in batch:
             if outcome.problem:
-                writer.writerow([outcome.input, *[""] * (len(COLUMNS) - 1)])
+                writer.writerow([printable(outcome.input), *[""] * (len(COLUMNS) - 1)])
                 notice(f"skipped {outcome.input}: {outcome.problem}")
-            else:
-                writer.writerow(map(_cell, outcome.as_record().values()))
+                continue
+            if not outcome.is_scored:
+                notice(f"not scored: {outcome.input}: {NOT_FINITE}")
+            writer.writerow(_cell(value) for name, value in outcome.as_record().items() if name in COLUMNS)
         typer.echo(text.getvalue(), nl=False)
 
 
 def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return printable(value) if isinstance(value, str) else value
 
 
 def print_json(batches: Iterable[Sequence[Printed]], about: dict[str, Any], name: str) -> None:

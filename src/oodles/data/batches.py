@@ -1,13 +1,14 @@
 """Batches as loaders yield them, split into what the model is called with and labels."""
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import ArgumentError, DataError
@@ -42,7 +43,7 @@ class BatchReader:
                 f"{type(loader).__name__} is a Dataset, which gives single examples; give batches: "
                 "torch.utils.data.DataLoader(dataset, batch_size=64)"
             )
-        for batch in loader:
+        for batch in _batches_of(loader):
             inputs, labels = self.split(batch)
             unused = labels is None or self.labels is False or not wanted
             yield inputs, None if unused else as_labels(labels, len(inputs))
@@ -126,6 +127,36 @@ class BatchReader:
                 "(inputs, labels), or mappings of what the model takes"
             )
         return Inputs(args, dict(kwargs))
+
+
+def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches; what its worker processes raise, or that one of them died, becomes one line."""
+    try:
+        yield from loader
+    except Exception as error:
+        if isinstance(loader, DataLoader) and loader.num_workers:
+            raise loader_failure(error) from error
+        raise
+
+
+def loader_failure(error: Exception) -> DataError:
+    """The error of a worker process in one line: that with its message, at the end of the traceback in its text."""
+    name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught "):
+        reason = next((line for line in reversed(lines) if re.match(rf"[\w.]*\b{name}\b", line)), lines[-1])
+        return DataError(f"the loader's dataset failed in a worker process: {reason}")
+    what = "a worker process of the loader died"
+    if not is_dead_worker(error) and not isinstance(error, ConnectionError | EOFError):
+        what = "the loader failed"
+    return DataError(
+        f"{what} ({lines[0].strip() or name}); use fewer workers or smaller batches if memory is short, or "
+        "num_workers=0 to see the cause"
+    )
+
+
+def is_dead_worker(error: Exception) -> bool:
+    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 class _Takes:

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,24 +11,31 @@ import shutil
 import ssl
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from importlib.resources import files
 from pathlib import Path
+from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from filelock import FileLock, Timeout
 
+from oodles.data.limits import unpacked_limit
 from oodles.errors import ArgumentError, DataError
 from oodles.files import sha256, write_record
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
 ATTEMPTS = 5
+PAUSE = 2.0
+"""Seconds before a busy host is asked again, longer each time."""
+BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
+MAX_DOWNLOAD = 50_000_000_000
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes downloaded so far and the total, which is None if the host does not say."""
@@ -92,6 +100,8 @@ def fetch(what: str | Source, data: Path, *, progress: Progress | None = None) -
     if isinstance(record, ByHand):
         raise DataError(f"{record.title} cannot be downloaded automatically: {record.how}; put it at {target}")
     with _locked(record, data):
+        if target.exists():  # another process was faster
+            return Fetched(record.name, target)
         part = data / f"{record.name}.part"
         _download(record, part, progress)
         digest = _check(record, part)
@@ -131,7 +141,7 @@ def _locked(record: Download, data: Path) -> Iterator[None]:
 
 def _download(record: Download, part: Path, progress: Progress | None) -> None:
     """Download into ``part``, resuming from what it holds; an interrupted connection is reopened a few times."""
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         total = None
         try:
             with _open(record, part) as (response, start, total):
@@ -139,7 +149,10 @@ def _download(record: Download, part: Path, progress: Progress | None) -> None:
                     _save(response, part, start, total, progress)
         except HTTPError as error:
             error.close()
-            raise DataError(f"{record.host} answered {error.code} {error.reason} for {record.url}") from None
+            if error.code not in BUSY or attempt == ATTEMPTS:
+                raise DataError(f"{record.host} answered {error.code} {error.reason} for {record.url}") from None
+            time.sleep(PAUSE * attempt)
+            continue
         except URLError as error:
             raise DataError(
                 f"{record.host} cannot be reached ({error.reason}); is there a network connection? "
@@ -163,7 +176,7 @@ def _open(record: Download, part: Path) -> Iterator[tuple[HTTPResponse | None, i
     have = _size(part)
     headers = {"User-Agent": "oodles", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        response = urlopen(Request(record.url, headers=headers), timeout=TIMEOUT)  # noqa: S310
+        response = build_opener(_SafeRedirects).open(Request(record.url, headers=headers), timeout=TIMEOUT)  # noqa: S310
     except HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -178,10 +191,23 @@ def _open(record: Download, part: Path) -> Iterator[tuple[HTTPResponse | None, i
         if response.status == 206:
             span = response.headers.get("Content-Range")
             if _number(r"bytes (\d+)-", span) != have:
+                part.unlink()  # the host cannot resume it, and would send the same again
                 raise ConnectionError(span)
             yield response, have, _number(r"bytes \d+-\d+/(\d+)", span)
         else:
             yield response, 0, _number(r"(\d+)", response.headers.get("Content-Length"))
+
+
+class _SafeRedirects(HTTPRedirectHandler):
+    """Follows redirects, but not from an encrypted connection to a plain one or to another protocol."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        if urlsplit(newurl).scheme not in ("https", req.type):
+            fp.close()
+            raise DataError(f"{req.full_url} redirects to {newurl}, which is not https; nothing was downloaded")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _save(response: HTTPResponse, part: Path, start: int, total: int | None, progress: Progress | None) -> None:
@@ -190,6 +216,9 @@ def _save(response: HTTPResponse, part: Path, start: int, total: int | None, pro
         while chunk := response.read(CHUNK):
             file.write(chunk)
             done += len(chunk)
+            if done > MAX_DOWNLOAD:
+                file.truncate(0)
+                raise DataError(f"{response.url} has more than {MAX_DOWNLOAD:,} bytes, which no dataset here has")
             if progress is not None:
                 progress(done, total)
         file.flush()
@@ -215,8 +244,10 @@ def _unpack(record: Download, part: Path, target: Path) -> None:
     content = temporary / "content"
     try:
         content.mkdir()
-        with gzip.open(part) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-            archive.extractall(content, filter=_files_only)  # noqa: S202
+        with gzip.open(part) as packed:
+            stream = _Limited(packed, unpacked_limit(_size(part)))
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                archive.extractall(content, filter=_files_only)  # noqa: S202
             while stream.read(CHUNK):  # to the end, so that gzip verifies its own checksum
                 pass
         if not any(content.iterdir()):
@@ -232,10 +263,25 @@ def _unpack(record: Download, part: Path, target: Path) -> None:
     part.unlink()
 
 
+class _Limited(io.RawIOBase):
+    """Reads a stream up to a limit, so that a small archive cannot fill the disk."""
+
+    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
+        self.stream, self.limit = stream, limit
+        self.left = limit
+
+    def read(self, size: int = -1) -> bytes:
+        content = self.stream.read(min(size, CHUNK) if size >= 0 else CHUNK)
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"it unpacks to more than {self.limit:,} bytes")
+        return content
+
+
 def _files_only(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Python's filter for data, and no links at all: datasets need none, and attacks are built on them."""
-    if not (member.isfile() or member.isdir()):
-        raise tarfile.FilterError(f"{member.name!r} is a link or a device")
+    """Python's filter for data, and no links or holes: datasets need none, and attacks are built on them."""
+    if not (member.isfile() or member.isdir()) or member.issparse():
+        raise tarfile.FilterError(f"{member.name!r} is a link, a device or a sparse file")
     return tarfile.data_filter(member, folder)
 
 

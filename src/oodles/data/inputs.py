@@ -28,9 +28,11 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor) and any(self.args[0].shape[:1]):
+        if len(self.args) == 1 and not self.kwargs and _is_plain(self.args[0]):
             return  # one tensor, as at most calls of a guard
         for name, value in self.named.items():
+            if isinstance(value, Tensor) and not _has_rows(value):
+                raise DataError(f"the model's {name} is a sparse or nested tensor; give a dense one")
             if _may_have_rows(value):
                 raise DataError(f"the model's {name} is a {type(value).__name__}; give a tensor with one row per input")
         counts = {name: _rows(value) for name, value in self.batched.items()}
@@ -90,6 +92,8 @@ class Inputs:
 
     def to(self, device: torch.device) -> "Inputs":
         """The same call on another device."""
+        if device.type != "meta" and any(value.is_meta for value in self.tensors().values()):
+            raise DataError("the model was given a tensor on the meta device, which holds no numbers; give the numbers")
         return self.map(lambda value: value.to(device, non_blocking=True))
 
     def take(self, rows: Sequence[int]) -> "Inputs":
@@ -113,6 +117,14 @@ def describe_inputs(arguments: Mapping[str, Any]) -> str:
         for name, value in arguments.items()
     )
     return ", ".join(shown)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and _has_rows(value) and any(value.shape[:1])
+
+
+def _has_rows(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_nested
 
 
 def _is_batched(value: Any) -> bool:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from oodles.data.readers import ImageSet
+from oodles.data.limits import PIXELS
+from oodles.data.readers import ImageSet, decode
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 
@@ -109,7 +110,10 @@ class ImageLoader:
 
     def _decode(self, row: int) -> "_Decoded":
         try:
-            return _Decoded(row, self.transform(self.images.read(row)), None)
+            with self.images.open(row) as image, PIXELS.take(self.transform.pixels(*image.size)):
+                pixels = self.transform(decode(image))
+                image.close()  # gives its memory back before others may take it
+                return _Decoded(row, pixels, None)
         except Exception as error:  # one corrupt image must not stop the others
             problem = " ".join(str(error).split()) or type(error).__name__
             return _Decoded(row, None, (self.images.names[row], problem))

@@ -2,11 +2,13 @@
 
 import io
 import os
-import pickle
+import re
+import struct
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,12 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError, features
 
 from oodles.data.folders import Files, count_by_suffix
+from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, PIXELS, regular_size, unpacked_limit
+from oodles.data.matlab import read_mat
+from oodles.data.pickles import read_pickle
 from oodles.errors import ArgumentError, DataError
 
 
@@ -39,21 +44,26 @@ SUFFIXES_OF = {
 }
 FORMATS = tuple(SUFFIXES_OF)
 SUFFIXES = tuple(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
-MAX_PIXELS = 50_000_000
-MAX_BYTES = 4 * MAX_PIXELS
+# large blocks go back to the operating system at once; glibc would keep Pillow's usual ones for each thread
+Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]  # documented, but not typed
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)  # a few bytes of bzip2 can become gigabytes
+CIFAR_NAMES = r"data_batch_[0-9]+|test_batch|train|test"
+MAX_CIFAR = 400_000_000
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images that are read one at a time: their names, a function that reads one, and labels if known.
+    """Images that are read one at a time: their names, a function that opens one, and labels if known.
 
+    ``open`` gives an image that Pillow has not decoded yet, as a context manager; ``read`` decodes it.
     ``ignored`` names the other files of the folder or archive. ``label_note`` is one line on how class folders were
     understood: why there are no labels, or which folders are no classes; "" if there is nothing to say.
     """
 
     name: str
     names: Sequence[str]
-    read: Callable[[int], Image.Image]
+    open: Callable[[int], AbstractContextManager[Image.Image]]
     labels: npt.NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -61,6 +71,11 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def read(self, row: int) -> Image.Image:
+        """One image, decoded and upright."""
+        with self.open(row) as image, PIXELS.take(image.width * image.height):
+            return decode(image)
 
     def ignored_summary(self) -> str:
         """One line that counts the files that are not read and names some of every kind; "" if there are none."""
@@ -72,10 +87,10 @@ class ImageSet:
 
     def pick(self, rows: Sequence[int]) -> "ImageSet":
         """The images at ``rows``, in that order."""
-        read = self.read
+        opened = self.open
         labels = None if self.labels is None else self.labels[list(rows)]
         names = [self.names[row] for row in rows]
-        return replace(self, names=names, read=lambda index: read(rows[index]), labels=labels)
+        return replace(self, names=names, open=lambda index: opened(rows[index]), labels=labels)
 
     def sample(self, count: int | None, seed: int = 0) -> "ImageSet":
         """A random sample of at most ``count`` images in the original order; all of them if None."""
@@ -115,7 +130,12 @@ def open_images(path: str | Path) -> ImageSet:
         return read_svhn(path)
     if path.suffix.lower() in SUFFIXES:
         return ImageSet(path.name, [str(path)], lambda _: open_image(path))
-    return read_cifar(path)
+    if re.fullmatch(CIFAR_NAMES, path.name):
+        return read_cifar(path)
+    raise DataError(
+        f"{path} is not an image set that oodles reads: a folder or .zip of images, an image ({', '.join(SUFFIXES)}), "
+        "an SVHN .mat file, or a CIFAR batch (data_batch_1, ..., test_batch, train, test)"
+    )
 
 
 def path_exists(path: Path) -> bool:
@@ -127,57 +147,100 @@ def path_exists(path: Path) -> bool:
 
 
 def read_cifar(*paths: Path) -> ImageSet:
-    """CIFAR-10 or CIFAR-100 batches in their original pickles, read by an unpickler that cannot run code."""
-    pixels, labels = [], []
-    for path in paths:
-        batch = _unpickle(path)
-        try:
-            rows = np.asarray(batch["data"])
-            found = np.asarray(batch["labels"] if "labels" in batch else batch["fine_labels"])
-            fits = rows.dtype == np.uint8 and rows.shape == (len(found), 3072) and found.shape == (len(rows),)
-            labels.append(found.astype(np.int64, casting="safe"))
-        except (KeyError, TypeError, ValueError):
-            fits = False
-        if not fits:
-            raise DataError(f"{path} is a pickle, but not a CIFAR batch")
-        pixels.append(rows)
-    images = np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    names = [f"{path.name}[{row}]" for path, part in zip(paths, pixels, strict=True) for row in range(len(part))]
-    return ImageSet(paths[0].parent.name, names, partial(_from_array, images), np.concatenate(labels))
+    """CIFAR-10 or CIFAR-100 batches in their original pickles, read by an interpreter that cannot run code."""
+    batches = [_cifar_batch(path) for path in paths]
+    images = np.concatenate([rows for rows, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    names = [f"{path.name}[{row}]" for path, (rows, _) in zip(paths, batches, strict=True) for row in range(len(rows))]
+    labels = np.concatenate([labels for _, labels in batches])
+    return ImageSet(paths[0].parent.name, names, partial(_from_array, images), labels)
+
+
+def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The rows of pixels and the labels of one batch."""
+    regular_size(path, MAX_CIFAR)
+    try:
+        content = read_pickle(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not a CIFAR batch ({error})") from None
+    # Python 2 wrote the keys as bytes
+    batch = {key.decode("latin1") if isinstance(key, bytes) else key: content[key] for key in _keys(content)}
+    rows, labels = batch.get("data"), batch.get("labels", batch.get("fine_labels"))
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        labels = labels.tolist()
+    if (
+        not isinstance(rows, np.ndarray)
+        or rows.dtype != np.uint8
+        or not isinstance(labels, list)
+        or rows.shape != (len(labels), 3072)
+        or not labels
+        or not all(type(label) is int for label in labels)
+    ):
+        raise DataError(f"{path} is a pickle, but not a CIFAR batch")
+    low, high = min(labels), max(labels)
+    if low < 0 or high > 99:
+        raise DataError(f"{path} has labels from {low} to {high}, and CIFAR's classes are 0 to 99")
+    return rows, np.array(labels, dtype=np.int64)
+
+
+def _keys(content: Any) -> list[Any]:
+    return list(content) if isinstance(content, dict) else []
 
 
 def read_svhn(path: Path) -> ImageSet:
     """SVHN's cropped digits in their original ``.mat`` file, which stores the digit 0 as 10."""
-    from scipy.io import loadmat
-
     try:
-        content = loadmat(path)
-        images, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).ravel()
-    except Exception as error:
+        content = read_mat(path, ("X", "y"))
+        digits, numbers = content["X"], content["y"].values.ravel()
+    except KeyError as error:
+        raise DataError(f"{path} is not an SVHN file with X and y (it has no {error})") from None
+    except (OSError, ValueError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an SVHN file with X and y ({error})") from None
-    fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(labels) == len(images)
-    if not fits or not np.isin(labels, np.arange(11)).all():
+    fits = digits.kind == np.uint8 and digits.values.dtype == np.uint8 and digits.values.shape[:-1] == (32, 32, 3)
+    if not fits or not 0 < len(numbers) == digits.values.shape[-1] or not np.isin(numbers, np.arange(11)).all():
         raise DataError(f"{path} does not hold 32x32 colour images, each with a digit, as SVHN's files do")
+    images = digits.values.transpose(3, 0, 1, 2)
     names = [f"{path.name}[{row}]" for row in range(len(images))]
-    return ImageSet(path.stem, names, partial(_from_array, images), labels.astype(np.int64) % 10)
+    return ImageSet(path.stem, names, partial(_from_array, images), numbers.astype(np.int64) % 10)
 
 
 def read_folder(path: Path) -> ImageSet:
     """All images below ``path``; if they are in class folders, the sorted folder names are the classes."""
-    found: list[str] = []
-    walked: dict[Path, Path] = {}
-    for folder, _, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
-        here = Path(folder)
-        walked[here] = here.resolve()
-        for above in here.parents:
-            if walked.get(above) == walked[here]:
-                raise DataError(f"{here} is a link back to {above}, so the same images come again; remove the link")
-        inner = "" if here == path else here.relative_to(path).as_posix() + "/"
-        found += [inner, *(inner + file for file in files)]
-    listed = Files.of(found, SUFFIXES)
+    listed = Files.of(_names_below(path), SUFFIXES)
     if not listed.images:
         raise _no_images(f"{path} holds no images", listed.ignored)
     return _image_set(path.name or path.resolve().name, listed, lambda name: open_image(path / name))
+
+
+def _names_below(path: Path) -> list[str]:
+    """The files and folders (their names end in "/") below ``path``; links to folders are followed, once each."""
+    found: list[str] = []
+    visited: dict[tuple[int, int], Path] = {}
+    left = [""]
+    while left:
+        inner = left.pop()
+        here = path / inner
+        try:
+            known = here.stat()
+            with os.scandir(here) as listing:
+                entries = [(entry.name, _is_folder(entry)) for entry in listing]
+        except OSError as error:
+            raise DataError(f"{here} cannot be listed ({error.strerror})") from None
+        first = visited.setdefault((known.st_dev, known.st_ino), here)
+        if first is not here:
+            raise DataError(f"{here} and {first} are the same folder, so the same images come again; remove the link")
+        found.append(inner)
+        found += [inner + name for name, is_folder in entries if not is_folder]
+        left += [f"{inner}{name}/" for name, is_folder in entries if is_folder]
+    return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def read_zip(path: Path, folder: str = "") -> ImageSet:
@@ -190,32 +253,52 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
     if not listed.images:
         below = f" below {folder}/" if folder else ""
         raise _no_images(f"{path} holds no images{below}", listed.ignored)
+    packed, unpacked = path.stat().st_size, sum(members[name].file_size for name in listed.images)
+    if unpacked > unpacked_limit(packed):
+        raise DataError(f"{path} has {packed:,} bytes and would unpack to {unpacked:,}; no archive of images does")
     lock = threading.Lock()
 
-    def read(name: str) -> Image.Image:
+    @contextmanager
+    def opened(name: str) -> Iterator[Image.Image]:
         member = members[name]
         if member.file_size > MAX_BYTES:
             raise DataError(f"{member.file_size:,} bytes unpacked, more than {MAX_BYTES:,}")
-        try:
-            with lock:
-                content = archive.read(member)
-        except Exception as error:
-            raise DataError(f"damaged or encrypted in {path.name} ({error})") from None
-        return _decode(io.BytesIO(content), len(content))
+        if member.compress_type not in METHODS:
+            raise DataError("packed with an unusual method; pack it again with the usual one, deflate")
+        with FILE_BYTES.take(member.file_size):
+            try:
+                with lock:
+                    content = _unpack(archive, member)
+            except Exception as error:
+                raise DataError(f"damaged or encrypted in {path.name} ({error})") from None
+            with _identify(io.BytesIO(content), len(content)) as image:
+                yield image
 
-    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, read)
+    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, opened)
 
 
-def open_image(path: Path) -> Image.Image:
-    """Load one image, upright; unsupported formats and oversized images are refused before decoding.
+def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """The content of a member, never more than the size it states.
 
-    Of an animation or a file of several pages, it is the first frame.
+    ``archive.read`` unpacks all there is before it looks at that size. Deflate stops at the size asked for; LZMA does
+    not, so it is given little at a time.
     """
-    with path.open("rb") as file:
-        return _decode(file, path.stat().st_size)
+    with archive.open(member) as stream:
+        if member.compress_type != zipfile.ZIP_LZMA:
+            return stream.read(member.file_size)
+        return b"".join(iter(lambda: stream.read(4096), b""))
 
 
-def _decode(file: IO[bytes], size: int) -> Image.Image:
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """An image that :func:`decode` decodes; other files, unsupported formats and oversized images are refused."""
+    size = regular_size(path, MAX_BYTES)
+    with FILE_BYTES.take(size), path.open("rb") as file, _identify(file, size) as image:
+        yield image
+
+
+def _identify(file: IO[bytes], size: int) -> Image.Image:
+    """The image in a file, with its size and mode checked but no pixel decoded."""
     if size == 0:
         raise DataError("empty file")
     try:
@@ -224,26 +307,28 @@ def _decode(file: IO[bytes], size: int) -> Image.Image:
         raise DataError(f"not an image in a supported format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
         raise DataError(f"more than {MAX_PIXELS:,} pixels") from None
-    with image:
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
-        if image.mode.startswith(("I", "F")):
-            raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
-        image.load()
-        # Pillow warns if a palette with an opacity for each colour becomes RGB, but not on the way over RGBA
-        layered = image.mode == "P" and isinstance(image.info.get("transparency"), bytes)
-        return ImageOps.exif_transpose(image.convert("RGBA") if layered else image)
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
+    return image
 
 
-def _refuse_folder(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be listed ({error.strerror})")
+def decode(image: Image.Image) -> Image.Image:
+    """The pixels of an image, upright; of an animation or a file of several pages, the first frame."""
+    if not isinstance(image, ImageFile.ImageFile):
+        return image  # made from an array
+    image.load()
+    # Pillow warns if a palette with an opacity for each colour becomes RGB, but not on the way over RGBA
+    layered = image.mode == "P" and isinstance(image.info.get("transparency"), bytes)
+    return ImageOps.exif_transpose(image.convert("RGBA") if layered else image)
 
 
-def _image_set(name: str, listed: Files, read: Callable[[str], Image.Image]) -> ImageSet:
+def _image_set(name: str, listed: Files, opened: Callable[[str], AbstractContextManager[Image.Image]]) -> ImageSet:
     labels, classes, note = listed.classes(name)
     names = listed.images
-    return ImageSet(name, names, lambda row: read(names[row]), labels, classes, listed.ignored, note)
+    return ImageSet(name, names, lambda row: opened(names[row]), labels, classes, listed.ignored, note)
 
 
 def _no_images(place: str, ignored: Sequence[str]) -> DataError:
@@ -292,41 +377,3 @@ def _plain_name(member: zipfile.ZipInfo) -> str:
 
 def _from_array(images: npt.NDArray[np.uint8], row: int) -> Image.Image:
     return Image.fromarray(images[row])
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles NumPy arrays and containers only; any other name is refused, so no code runs."""
-
-    ALLOWED = frozenset(
-        {
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy._core.numeric", "_frombuffer"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        current = module.replace("numpy.core", "numpy._core")
-        if (current, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-        return _from_buffer if name == "_frombuffer" else super().find_class(current, name)
-
-
-def _from_buffer(buffer: bytes, dtype: npt.DTypeLike, shape: tuple[int, ...], order: str) -> npt.NDArray[Any]:
-    """Rebuild an array that pickle protocol 5 stored as plain bytes."""
-    return np.frombuffer(buffer, dtype).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _unpickle(path: Path) -> dict[str, Any]:
-    """The batch with str keys; Python 2 wrote them as bytes."""
-    try:
-        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
-    except Exception as error:
-        raise DataError(f"{path} is neither an image set that oodles reads nor a CIFAR batch ({error})") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is a pickle, but not a CIFAR batch")
-    return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}

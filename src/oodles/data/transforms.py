@@ -1,5 +1,6 @@
 """Preprocessing: from an image to a network's input."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from oodles.data.readers import MAX_PIXELS
+from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, DataError
 
 
@@ -31,18 +32,27 @@ class Transform:
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         """The resized and cropped image as uint8 ``(3, size, size)``; batches are normalised later."""
-        image = image.convert("RGB")
-        width, height = image.size
-        if min(width, height) != self.resize:
-            target = self.resize * width // min(width, height), self.resize * height // min(width, height)
-            if target[0] * target[1] > MAX_PIXELS:
-                resized = f"{target[0]} x {target[1]} when resized"
-                raise DataError(f"{width} x {height} pixels would become {resized}, more than {MAX_PIXELS:,}")
+        if image.mode != "RGB":
+            image = image.convert("RGB")
+        target = self._resized(*image.size)
+        if target != image.size:
             image = image.resize(target, Image.Resampling.BILINEAR)
-            width, height = image.size
+        width, height = image.size
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         pixels = np.asarray(image.crop((left, top, left + self.size, top + self.size)))
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def pixels(self, width: int, height: int) -> int:
+        """The pixels of the image or of its resized copy, whichever has more."""
+        return max(width * height, math.prod(self._resized(width, height)))
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        short = min(width, height)
+        target = self.resize * width // short, self.resize * height // short
+        if target[0] * target[1] > MAX_PIXELS:
+            resized = f"{target[0]} x {target[1]} when resized"
+            raise DataError(f"{width} x {height} pixels would become {resized}, more than {MAX_PIXELS:,}")
+        return target
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels ``(n, 3, h, w)`` as the floats that the network expects."""

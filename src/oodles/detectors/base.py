@@ -2,7 +2,7 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -10,11 +10,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from oodles.calls import write_call
+from oodles.columns import is_finite, rows_not_finite
+from oodles.detectors.outlier_rows import RowNorms, check_policy, screen
 from oodles.detectors.statistics import Statistic
-from oodles.errors import ArgumentError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
+
+SCORING_BYTES = 1 << 27  # what scoring a batch may hold in memory besides its rows, as far as detectors state it
 
 HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
 
@@ -99,6 +103,7 @@ class Detector(Described):
     def __init__(self) -> None:
         super().__init__()
         self._statistics: Statistics | None = None
+        self._norms = RowNorms()
         self._head: Head | None = None
         self._seen = (0, 0)
         self._device = torch.device("cpu")
@@ -127,17 +132,28 @@ class Detector(Described):
         ``others`` are the further columns of ``scores_from``, in its order.
         """
 
+    def numbers_per_row(self, width: int, classes: int) -> int:
+        """The most numbers per row that :meth:`forward` holds at the same time: batches for scoring are sized by it.
+
+        ``width`` is that of all columns it scores from except the logits, ``classes`` that of the logits.
+        """
+        return 8 * (width + classes)
+
     # Fitting ----------------------------------------------------------------------------------
 
-    def fit(self, features: Features) -> Self:
-        """Learn from ID training features; anything learned before is discarded."""
-        fit_together([self], features)
+    def fit(self, features: Features, *, outlier_rows: str = "warn") -> Self:
+        """Learn from ID training features; anything learned before is discarded.
+
+        ``outlier_rows`` (norms above 100 times the median) can ruin a fit: ``warn``, ``drop``, ``raise`` or ``ignore``.
+        """
+        fit_together([self], features, outlier_rows=outlier_rows)
         return self
 
     def partial_fit(self, batch: Features) -> Self:
         """Add one batch; :meth:`finish` completes the fit."""
         self._require_open()
         self.observe(batch, self._receive(batch, None))
+        self._norms.add(batch, learned_columns([self]))
         return self
 
     def merge(self, other: "Detector") -> Self:
@@ -149,10 +165,11 @@ class Detector(Described):
             raise NotFittedError(f"{other} has no statistics to merge; call .partial_fit(batch) on it, not .fit")
         if self._statistics is None:
             self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
-            self._device = other._device
+            self._norms, self._device = RowNorms(), other._device
         self._check_same_model(other._head, other._seen, other)
         for name, statistic in self._statistics.items():
             statistic.merge(other._statistics[name])
+        self._norms.merge(other._norms)
         return self
 
     def finish(self) -> Self:
@@ -160,8 +177,9 @@ class Detector(Described):
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
         self.shape_ = self.probe_ = None
+        self._norms.report()
         head = None if self._head is None else self._head.to("cpu", torch.float32)
-        self.learn(self._statistics, cast(Head, head))
+        _learn_finite(self, self._statistics, cast(Head, head))
         if self.learns_from:
             self.shape_ = torch.tensor(self._seen)
             self.probe_ = None if self._head is None else self._head.probe.clone()
@@ -190,7 +208,7 @@ class Detector(Described):
             if shared is not None:
                 begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
             self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
-            self._device = batch.device
+            self._norms, self._device = RowNorms(), batch.device
         self._check_same_model(batch.head, (batch.width, batch.classes), batch)
         return self._statistics
 
@@ -207,36 +225,35 @@ class Detector(Described):
     # Scoring ----------------------------------------------------------------------------------
 
     def score(self, features: Features) -> Tensor:
-        """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is."""
+        """Scores ``(n,)`` on the CPU, larger = more in-distribution; float64 if the detector is.
+
+        A row that is not finite in the detector's precision, or whose score is not, gets NaN.
+        """
         check_fitted(self)
         _require_columns(self, features, self.scores_from, "scores from")
         _check_widths(self, features)
         if features.head is not None:
             check_head(self, features.head)
-        buffer = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), None)
-        wanted, names, scores = self.scores_from, (*INPUTS, *extra_columns(self)), []
-        with torch.no_grad():
-            for batch in features.batches():
-                columns = [batch.column(name) if name in wanted else None for name in names]
-                first = next(column for column in columns if column is not None)
-                wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-                like = first.new_empty(0, dtype=wide) if buffer is None else buffer
-                empty = like.new_empty(len(batch), 0)
-                scores.append(self(*(empty if column is None else column.to(like) for column in columns)).cpu())
-        return torch.cat(scores)
+        scores = torch.cat(list(_score_batches(self, features)))
+        return scores.masked_fill(scores.isinf(), torch.nan)
 
     def _remedy(self) -> str:
         return "call .fit(features) first"
 
 
-def fit_together(detectors: Sequence[Detector], features: Features) -> None:
+def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_rows: str = "warn") -> None:
     """Fit several detectors in one pass over the features, which may be larger than memory.
 
     Detectors that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
+    ``outlier_rows`` is that of :meth:`Detector.fit`; ``drop`` and ``raise`` read the rows once more, beforehand.
     """
+    check_policy(outlier_rows)
     for detector in detectors:
         detector._statistics = None
     learners = [detector for detector in detectors if detector.learns_from]
+    columns, norms = learned_columns(learners), RowNorms()
+    if outlier_rows in ("drop", "raise") and learners:
+        features = screen(features, columns, outlier_rows)
     shared: Statistics = {}
     try:
         for batch in features.batches() if learners else ():
@@ -246,11 +263,60 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
                     detector.observe(batch, statistics)
             for statistic in shared.values():
                 statistic.add(batch.embedding)
+            if outlier_rows == "warn":
+                norms.add(batch, columns)
+        norms.report()
         for detector in learners:
             detector.finish()
     finally:  # the activations behind a percentile are large, and those of a failed fit must not count later
         for detector in learners:
             detector._statistics = None
+
+
+def learned_columns(detectors: Sequence[Detector]) -> tuple[str, ...]:
+    """The columns of numbers that any of the detectors learns from, each once."""
+    names = (name for detector in detectors for name in detector.learns_from if name not in ("labels", "head"))
+    return tuple(dict.fromkeys(names))
+
+
+def _learn_finite(detector: Detector, statistics: Statistics, head: Head) -> None:
+    """Let the detector learn; buffers that are not finite are an error."""
+    try:
+        detector.learn(statistics, head)
+        bad = [name for name, buffer in detector.named_buffers() if not is_finite(buffer)]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # what a decomposition makes of NaN
+        bad = ["a decomposition failed"]
+    if bad:
+        raise DataError(
+            f"{detector} learned values that are not finite ({bad[0]}); are all training rows like the others? Leave "
+            "out those that are not with fit(features, outlier_rows='drop')"
+        )
+
+
+@torch.no_grad()
+def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
+    """The scores of each batch; a row that is not finite in the detector's precision has NaN."""
+    buffer = next((buffer for buffer in detector.buffers() if buffer.is_floating_point()), None)
+    wanted, names = detector.scores_from, (*INPUTS, *extra_columns(detector))
+    for batch in features.batches(_rows_at_once(detector, features, 8 if buffer is None else buffer.element_size())):
+        columns = [batch.column(name) if name in wanted else None for name in names]
+        first = next(column for column in columns if column is not None)
+        wide = torch.float64 if first.dtype == torch.float64 else torch.float32
+        like = first.new_empty(0, dtype=wide) if buffer is None else buffer
+        empty = like.new_empty(len(batch), 0)
+        used = [empty if column is None else column.to(like) for column in columns]
+        part = detector(*used).cpu()
+        # after the cast, in which a large number may become infinite; clipping would hide it
+        bad = rows_not_finite(dict(zip(names, used, strict=True)))
+        yield part.index_fill(0, torch.tensor(bad), torch.nan) if bad else part
+
+
+def _rows_at_once(detector: Detector, features: Features, number_bytes: int) -> int:
+    """How many rows to score together so that no more than ``SCORING_BYTES`` are needed."""
+    others = sum(features[:1].column(name).shape[1] for name in extra_columns(detector))
+    width = others + (features.width if "embedding" in detector.scores_from else 0)
+    classes = features.classes if detector.shape_ is None else int(detector.shape_[1])
+    return max(1, SCORING_BYTES // (number_bytes * max(1, detector.numbers_per_row(width, classes))))
 
 
 def extra_columns(detector: Detector) -> tuple[str, ...]:

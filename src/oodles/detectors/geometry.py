@@ -5,9 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_positive
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, Mean, Statistic
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import DataError
 from oodles.features import Features, Head
 from oodles.functional import energy, msp
 
@@ -57,7 +58,7 @@ class NCI(_Centred):
 
     def __init__(self, *, alpha: float = 1e-4) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha = check_positive("alpha", alpha, low=0)
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
@@ -162,9 +163,7 @@ class MCM(Detector):
 
     def __init__(self, *, temperature: float = 1.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ArgumentError(f"temperature={temperature} must be positive")
-        self.temperature = temperature
+        self.temperature = check_positive("temperature", temperature)
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:

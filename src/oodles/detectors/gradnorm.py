@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_positive
 from oodles.detectors.base import Detector
-from oodles.errors import ArgumentError
 
 
 class GradNorm(Detector):
@@ -16,9 +16,7 @@ class GradNorm(Detector):
 
     def __init__(self, *, temperature: float = 1.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ArgumentError(f"temperature={temperature} must be positive")
-        self.temperature = temperature
+        self.temperature = check_positive("temperature", temperature)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:

@@ -62,6 +62,11 @@ class Gram(NetworkDetector):
         return {"layers": self.given_layers, "orders": self.orders}
 
     @override
+    def layer_widths(self) -> dict[str, int]:
+        # only their sum is known, and only their sum matters
+        return {**dict.fromkeys(self.columns, 0), self.columns[0]: self.low_.shape[1]}
+
+    @override
     def begin(self) -> dict[str, Statistic]:
         return {**{column: ClassRange() for column in self.columns}, HELD_OUT: RowSample(MOST_ROWS)}
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from oodles.calls import write_call
+from oodles.detectors.argument_checks import check_positive, check_whole
 from oodles.detectors.base import Described, Detector, Statistics, describe
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
@@ -40,9 +41,10 @@ class Score(Described):
         if unknown:
             raise ArgumentError(f"the score {self.name_of_function()} has no parameter {unknown[0]!r}")
         self.settings: dict[str, Any] = self.defaults | whole.keywords
-        temperature = self.settings.get("temperature", 1.0)
-        if not temperature > 0:
-            raise ArgumentError(f"temperature={temperature} must be positive")
+        check_positive("temperature", self.settings.get("temperature", 1.0))
+        if self.function is gen:
+            check_positive("gamma", self.settings["gamma"])
+            check_whole("top", self.settings["top"], 1)
 
     @override
     def arguments(self) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class Mahalanobis(SteppedDetector):
         self.gaussians = nn.ModuleList(TiedGaussian() for _ in self.columns)
 
     @override
+    def layer_widths(self) -> dict[str, int]:
+        pairs = zip(self.columns, self._gaussians(), strict=True)
+        return {column: len(gaussian.mean_) for column, gaussian in pairs if column != "embedding"}
+
+    @override
     def begin(self) -> dict[str, Statistic]:
         return {column: ClassMoments() for column in self.columns}
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_positive
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMoments, MomentsPerClass, Statistic
 from oodles.detectors.tied_gaussian import TiedGaussian
@@ -126,9 +127,7 @@ class DDU(Detector):
 
     def __init__(self, *, ridge: float = 1e-4) -> None:
         super().__init__()
-        if not ridge > 0:
-            raise ArgumentError(f"ridge={ridge} must be positive")
-        self.ridge = ridge
+        self.ridge = check_positive("ridge", ridge, 1e-30)
 
     @override
     def begin(self) -> dict[str, Statistic]:

@@ -1,5 +1,6 @@
 """Detectors that keep training rows: KNN and NNGuide."""
 
+import math
 import warnings
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, FitWarning
@@ -22,14 +24,20 @@ class _Neighbours(Detector):
 
     def __init__(self, *, k: int = 10, bank: int = BANK) -> None:
         super().__init__()
-        if not isinstance(k, int) or not 1 <= k <= bank:
-            raise ArgumentError(f"k={k} must be a whole number from 1 to bank={bank}")
-        self.k = k
-        self.bank = bank
+        self.bank = check_whole("bank", bank, 1)
+        self.k = check_whole("k", k, 1)
+        if k > bank:
+            raise ArgumentError(f"k={k} neighbours cannot be found in bank={bank} rows; give a smaller k")
 
     @override
     def begin(self) -> dict[str, Statistic]:
         return {"rows": RowSample(self.bank)}
+
+    @override
+    def numbers_per_row(self, width: int, classes: int) -> int:
+        bank = len(self.bank_)
+        found = min(bank, self.k * math.ceil(bank / CHUNK))  # the nearest of each chunk
+        return super().numbers_per_row(width, classes) + min(bank, CHUNK) + 2 * found + 6 * min(bank, self.k)
 
     def _keep(self, bank: Tensor) -> None:
         if len(bank) < self.k:

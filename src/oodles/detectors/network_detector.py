@@ -25,6 +25,10 @@ class NetworkDetector(Detector):
     learns_against = False
     tunes: tuple[str, ...] = ()
 
+    def layer_widths(self) -> dict[str, int]:
+        """How wide the columns of inner layers were that it was fitted on, as far as it is known."""
+        return {}
+
     def steps(self) -> tuple[Step, ...]:
         """The input steps that scores are computed after, as far as they are known."""
         return ()

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from oodles.calls import write_call
 from oodles.columns import LAYER, Columns
+from oodles.detectors.argument_checks import check_positive
 from oodles.detectors.network_detector import SteppedDetector
-from oodles.errors import ArgumentError
 from oodles.features import Features
 from oodles.functional import max_logit, msp
 from oodles.steps import Step
@@ -75,9 +75,7 @@ class ODIN(_OneColumn):
 
     def __init__(self, *, temperature: float = 1000.0, epsilon: float | None = None, std: Sequence[float] = ()) -> None:
         super().__init__(epsilon, std)
-        if not temperature > 0:
-            raise ArgumentError(f"temperature={temperature} must be positive")
-        self.temperature = float(temperature)
+        self.temperature = float(check_positive("temperature", temperature))
 
     @override
     def score_values(self, values: Tensor) -> Tensor:

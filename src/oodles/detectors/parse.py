@@ -10,11 +10,14 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from oodles.calls import Call, import_object, read_call, read_expression
+from oodles.detectors.argument_checks import shown
 from oodles.detectors.base import Detector
 from oodles.detectors.logit import CHAIN, LogitDetector, ScoreDetector, Shape, Sparsifier, Stage
 from oodles.detectors.registry import entries
 from oodles.errors import ArgumentError
 
+LARGEST = 1e38  # of single precision
+LONGEST, MOST_TERMS, MOST_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
 _PATH = re.compile(r"(^|\+)\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -66,6 +69,8 @@ def detector_list() -> list[Detector]:
 
 def _terms(text: str) -> list[tuple[str, type[Detector], list[Any], dict[str, Any]]]:
     """The terms of a chain: name, class, positional and named values."""
+    if len(text) > LONGEST:
+        raise ArgumentError(f"{text[:40]!r}... has {len(text):,} characters; a detector's text has at most {LONGEST:,}")
     paths: dict[str, tuple[str, str]] = {}
 
     def set_aside(match: re.Match[str]) -> str:
@@ -81,6 +86,8 @@ def _terms(text: str) -> list[tuple[str, type[Detector], list[Any], dict[str, An
         calls.insert(0, read_call(node))
     except (ValueError, AttributeError):
         raise ArgumentError(f"{text!r} is not a detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
+    if len(calls) > MOST_TERMS:
+        raise ArgumentError(f"{text[:40]!r}... is a chain of {len(calls)} stages; at most {MOST_TERMS} are allowed")
     return [
         (":".join(paths[name]), _user_class(*paths[name]), positional, named)
         if name in paths
@@ -94,7 +101,7 @@ def _kind(text: str, name: str) -> type[Detector]:
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(known)}"
-        raise ArgumentError(f"{name!r} in {text!r} is not a detector or stage; {hint}")
+        raise ArgumentError(f"{name[:80]!r} in {text[:200]!r} is not a detector or stage; {hint}")
     return known[name].kind
 
 
@@ -102,6 +109,8 @@ def _user_class(module: str, name: str) -> type[Detector]:
     kind = import_object(module, name)
     if not inspect.isclass(kind) or not issubclass(kind, Detector):
         raise ArgumentError(f"{module}:{name} is not a class that derives from oodles.Detector")
+    if kind.forward is Detector.forward:
+        raise ArgumentError(f"{module}:{name} does not say how to score; it has to define forward")
     return kind
 
 
@@ -131,8 +140,11 @@ def _arguments(
         hints = {}
     for key, value in arguments.items():
         hint = hints.get(key, Any)
+        if isinstance(value, list | tuple | set | dict) and len(value) > MOST_ITEMS:
+            raise ArgumentError(f"{name}({key}=...) is given {len(value):,} items; at most {MOST_ITEMS} are allowed")
         if not _fits(value, hint):
-            raise ArgumentError(f"{name}({key}={repr(value)[:40]}): expected {_in_words(hint)}")
+            size = f" below {LARGEST:g}" if isinstance(value, int | float) and abs(value) >= LARGEST else ""
+            raise ArgumentError(f"{name}({key}={shown(value)}): expected {_in_words(hint)}{size}")
     return arguments
 
 
@@ -144,7 +156,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, list | tuple) and all(_fits(each, inner[0]) for each in value)
     if hint in (int, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
     return hint is Any or not inspect.isclass(hint) or isinstance(value, hint)
 
 

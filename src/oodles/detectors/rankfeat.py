@@ -36,6 +36,10 @@ class RankFeat(NetworkDetector):
         self.scores_from = (LAYER + self.layers[1],)
 
     @override
+    def layer_widths(self) -> dict[str, int]:
+        return {self.scores_from[0]: self.weight_.shape[1]}
+
+    @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         pooled, embedding = batch.column(LAYER + self.layer), batch.embedding
         if pooled.shape[1] != embedding.shape[1]:

@@ -135,7 +135,7 @@ BUILT_IN = (
     Entry("gram", Gram, "deviation of inner layers' Gram matrices from their range", "Sastry & Oore, ICML 2020", ()),
     Entry("react_scale_dice", ReActScaleDICE, "ReAct, SCALE and DICE one after another"),
     Entry("rank_ensemble", RankEnsemble, "several detectors combined by their ranks on ID data", "", ()),
-    Entry("default", DefaultEnsemble, "five detectors of different kinds, combined by their ranks"),
+    Entry("default", DefaultEnsemble, "detectors of different kinds, combined by their ranks"),
 )
 
 _BY_NAME: dict[str, Entry] = {}

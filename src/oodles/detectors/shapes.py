@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_whole
 from oodles.detectors.logit import ScoreFunction, Shape
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Head
@@ -111,9 +112,7 @@ class OptFS(Shape):
 
     def __init__(self, *, bins: int = 100, score: ScoreFunction = energy) -> None:
         super().__init__(score)
-        if bins < 2:
-            raise ArgumentError(f"bins={bins} must be at least 2")
-        self.bins = bins
+        self.bins = check_whole("bins", bins, 2, 100_000)
 
     @override
     def learn_shape(self, statistics: Mapping[str, Any], head: Head) -> None:

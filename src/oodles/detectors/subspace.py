@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import Moments, RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError
@@ -212,6 +213,4 @@ class PNML(Detector):
 
 
 def _check_dimension(dimension: int | None) -> int | None:
-    if dimension is not None and (not isinstance(dimension, int) or dimension < 1):
-        raise ArgumentError(f"dimension={dimension} must be a whole number, at least 1")
-    return dimension
+    return None if dimension is None else check_whole("dimension", dimension, 1)

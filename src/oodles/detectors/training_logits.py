@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, RowSample, Statistic
-from oodles.errors import ArgumentError, FitWarning
+from oodles.errors import FitWarning
 from oodles.features import Features, Head
 from oodles.functional import msp
 
@@ -109,10 +110,8 @@ class OpenMax(_OnLabelledLogits):
 
     def __init__(self, *, tail: int = 20, top: int = 10) -> None:
         super().__init__()
-        if tail < 2 or top < 1:
-            raise ArgumentError(f"tail={tail} must be at least 2 and top={top} at least 1")
-        self.tail = tail
-        self.top = top
+        self.tail = check_whole("tail", tail, 2)
+        self.top = check_whole("top", top, 1)
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
@@ -123,7 +122,10 @@ class OpenMax(_OnLabelledLogits):
             warnings.warn(f"{self}: no training row is classified correctly", FitWarning, stacklevel=2)
         classes = logits.shape[1]
         centres = torch.zeros(classes, classes, dtype=torch.float64)
-        place, width = torch.full((classes,), torch.inf), torch.ones(classes)
+        place, width = (
+            torch.full((classes,), torch.finfo(torch.float32).max),
+            torch.ones(classes),
+        )  # no distance is extreme
         for label in range(classes):
             mine = logits[correct & (labels == label)]
             if len(mine) == 0:

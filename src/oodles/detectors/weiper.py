@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from oodles.detectors.argument_checks import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.sparsifiers import check_seed
 from oodles.detectors.statistics import RowSample, Statistic
@@ -14,6 +15,7 @@ from oodles.errors import ArgumentError
 from oodles.features import Head
 
 ROWS = 5000  # training rows used for the histograms of ID data
+MOST_VALUES = 1 << 29  # numbers in all copies of the head together: 2 GB
 TOGETHER = 1000  # logits of an input computed at a time
 FLOOR_ACTIVATIONS, FLOOR_LOGITS = 0.01, 0.025  # added to every bin, so that the logarithm of an empty one is defined
 
@@ -53,12 +55,10 @@ class WeiPer(Detector):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        whole = all(isinstance(value, int) for value in (repeats, bins, smooth, smooth_logits))
-        if not whole or repeats < 1 or bins < 2 or not 1 <= smooth <= bins or not 1 <= smooth_logits <= bins:
-            raise ArgumentError(
-                f"repeats={repeats} must be a whole number from 1, bins={bins} from 2, smooth={smooth} and "
-                f"smooth_logits={smooth_logits} from 1 to bins"
-            )
+        check_whole("repeats", repeats, 1, 100_000)
+        check_whole("bins", bins, 2, 10_000)
+        check_whole("smooth", smooth, 1, bins)
+        check_whole("smooth_logits", smooth_logits, 1, bins)
         if not 0 <= delta < 1e6:
             raise ArgumentError(f"delta={delta} must be 0 or more")
         if not abs(weight) < 1e30 or not abs(confidence) < 1e30:
@@ -73,9 +73,16 @@ class WeiPer(Detector):
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
         weight = head.weight
+        if self.repeats * weight.numel() > MOST_VALUES:
+            raise ArgumentError(
+                f"{self} would hold {self.repeats:,} copies of a head of {weight.shape[0]} x {weight.shape[1]} "
+                f"numbers, more than {MOST_VALUES:,} in all; give fewer repeats"
+            )
         noise = torch.randn(self.repeats, *weight.shape, generator=torch.Generator().manual_seed(self.seed))
         length = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        self.heads_ = weight + self.delta * length * F.normalize(noise, dim=2)
+        # in place, because all copies of a large head are the largest tensor there is
+        noise /= torch.linalg.vector_norm(noise, dim=2, keepdim=True).clamp(min=1e-12)
+        self.heads_ = noise.mul_(self.delta * length).add_(weight)
         self.bias_ = head.full_bias().clone()
         rows = statistics["rows"].rows()
         # a few copies at a time: all logits under all copies of a large head would not fit in memory
@@ -94,6 +101,11 @@ class WeiPer(Detector):
             + self.confidence * confidence
         )
         return score.to(embedding.dtype)
+
+    @override
+    def numbers_per_row(self, width: int, classes: int) -> int:
+        together = max(width, classes * min(self.repeats, max(1, TOGETHER // classes)))
+        return super().numbers_per_row(width, classes) + 12 * together + 20 * self.bins
 
     def _copies(self, embedding: Tensor) -> Iterator[Tensor]:
         """Logits ``(n, copies, C)`` of a few copies of the head at a time.

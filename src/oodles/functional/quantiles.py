@@ -21,7 +21,8 @@ def quantile(values: Tensor, q: float) -> float:
     >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
     2.5
     """
-    return float(np.quantile(values.detach().cpu().double().numpy(), q))
+    with np.errstate(invalid="ignore"):  # between infinite values it is NaN
+        return float(np.quantile(values.detach().cpu().double().numpy(), q))
 
 
 class Quantiles:

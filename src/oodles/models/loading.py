@@ -1,14 +1,17 @@
 """Build a model from ``package.module:factory``, and load a checkpoint without running code from it."""
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oodles.calls import import_object, read_call, read_expression
+from oodles.calls import describe_error, import_object, read_call, read_expression
 from oodles.errors import ArgumentError, FileError
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
@@ -16,6 +19,11 @@ CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 
 def build_model(text: str) -> nn.Module:
     """Call the factory ``text`` names: ``package.module:factory`` or ``package.module:factory(num_classes=10)``.
+
+    ``text`` is trusted as a Python script that one runs is: the module is imported, and the factory called. It must be
+    what the user typed; nothing that oodles reads from a file or a request comes here. So that a text that looks like
+    a model is not something else, the factory must not belong to Python itself, and its arguments are numbers, True,
+    False, None, plain words such as ``"deconf"``, and lists of these.
 
     >>> type(build_model("oodles.models:densenet101(num_classes=100)")).__name__
     'DenseNet'
@@ -28,16 +36,31 @@ def build_model(text: str) -> nn.Module:
         raise ArgumentError(f"--model {text!r} is not of the form {form}") from None
     if not module_name or module_name.startswith("."):
         raise ArgumentError(f"--model {text!r} has no module before the colon; write package.module:factory")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ArgumentError(f"--model {text!r}: {module_name} belongs to Python itself and has no networks")
+    if not all(_is_plain(value) for value in (*positional, *named.values())):
+        raise ArgumentError(
+            f"--model {text!r}: arguments must be numbers, True, False, None or plain words; for others write a "
+            "function of your own that calls the factory, and name that"
+        )
     factory = import_object(module_name, name)
-    if not callable(factory):
+    if not callable(factory) or isinstance(factory, BuiltinFunctionType):
         raise ArgumentError(f"--model {text}: {name} cannot be called")
     try:
         model = factory(*positional, **named)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"--model {text}: {error}") from None
+    except (Exception, SystemExit) as error:  # the user's own code
+        raise ArgumentError(f"--model {text}: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"--model {text} returned {type(model).__name__}, not an nn.Module")
     return model
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return re.fullmatch(r"[A-Za-z0-9_][\w.-]*", value, re.ASCII) is not None
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float)
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:

@@ -3,30 +3,42 @@
 import hashlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from oodles.columns import LAYER, Columns, check_columns, fingerprint, to_storage
-from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt
+from oodles.columns import (
+    LAYER,
+    Columns,
+    check_columns,
+    check_precision,
+    fingerprint,
+    rows_not_finite,
+    to_storage,
+)
+from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS, Features, Head
 from oodles.network.classes import class_names, folder_names, label_map
+from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.perturbation import run_with_steps
 from oodles.network.taps import eval_mode, unwrap
 from oodles.steps import Step
-from oodles.store import Writer, stored_rows
+from oodles.store import Writer, is_store, read_manifest
+
+OnBad = Literal["raise", "mark"]
+"""What to do about an input for which the network gives NaN or infinite values."""
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 
@@ -43,6 +55,7 @@ def extract(
     labels: LabelsAt = True,
     classes: Sequence[str] | None = None,
     multilabel: bool | None = None,
+    on_bad: OnBad = "raise",
     batch_size: int | None = None,
     store: str | Path | None = None,
     note: str = "",
@@ -63,14 +76,20 @@ def extract(
     are kept as well; a detector that needs them lists them in ``.layers`` and ``.steps()``. ``batch_size`` is how many
     inputs the network sees at a time. The model is left as it was.
 
+    An input for which the network gives NaN or infinite values is an error that names it. With ``on_bad="mark"`` such
+    inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
+
     With ``store`` the features are written to that folder shard by shard. If the folder already has them, for the same
     model and the same inputs in batches of the same size, they are read instead of computed, and an extraction that was
     interrupted continues after its last complete shard. ``note`` and ``preprocessing`` (how images were resized and
     normalised) are kept with them.
     """
+    check_precision(dtype)
+    if on_bad not in (choices := get_args(OnBad)):
+        raise ArgumentError(f"on_bad={on_bad!r} is none of {', '.join(map(repr, choices))}")
     network = unwrap(model)
     relabel = None if labels is False else label_map(network, loader, classes)
-    with eval_mode(model, device) as target:
+    with eval_mode(model, device) as target, _naming_dead_workers():
         run = _Run(
             ForwardPass(network, head, layers),
             BatchReader(network, labels),
@@ -79,13 +98,15 @@ def extract(
             batch_size,
             relabel,
             multilabel,
+            dtype,
+            on_bad,
             class_names(network, None if labels is False else loader, classes),
         )
         with _bar(loader, progress) as advance:
             if store is None:
-                return _in_memory(run, loader, dtype, advance)
+                return _warning_of_bad(_in_memory(run, loader, advance))
             about = {
-                "model": model_fingerprint(network),
+                "model": _fingerprint(network, Path(store)),
                 "head": head,
                 "layers": list(layers),
                 "dtype": str(dtype),
@@ -96,16 +117,14 @@ def extract(
                 **({"steps": [[step.name, step.identity] for step in steps]} if steps else {}),
             }
             with Writer(Path(store), about, note) as writer:
-                _into_store(run, loader, dtype, writer, advance)
-    return Features.load(store)
+                _into_store(run, loader, writer, advance)
+    return _warning_of_bad(Features.load(store))
 
 
-def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 of a network: the types and names of its modules, its weights and its buffers."""
-    network = unwrap(model)
-    structure = "\n".join(f"{name} {type(module).__qualname__}" for name, module in network.named_modules())
-    tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    return hashlib.sha256((structure + fingerprint(tensors)).encode()).hexdigest()
+def _fingerprint(network: nn.Module, store: Path) -> str:
+    """The fingerprint of the network; a store that has an older kind of it keeps that."""
+    stored = read_manifest(store)["about"].get("model") if is_store(store) else None
+    return stored if stored and is_fingerprint_of(stored, network) else model_fingerprint(network)
 
 
 @dataclass(frozen=True)
@@ -119,16 +138,35 @@ class _Run:
     batch_size: int | None
     relabel: Tensor | None
     declared_multilabel: bool | None
+    dtype: torch.dtype
+    on_bad: OnBad
     declared_names: tuple[str, ...]
 
-    def batches(self, loader: Iterable[Any], advance: "_Advance") -> Iterator[tuple[Inputs, Tensor | None]]:
+    def batches(self, loader: Iterable[Any], advance: "_Advance") -> Generator[tuple[Inputs, Tensor | None]]:
         """The loader's batches, with labels as numbers of the model's classes."""
         for inputs, labels in self.reader.read(loader):
             yield inputs, labels if labels is None or self.relabel is None else self.relabel[labels]
             advance(len(inputs))
 
+    def good_rows(self, inputs: Inputs, labels: Tensor | None, first: int) -> tuple[Columns, list[int]]:
+        """What is kept of one batch, in which ``first`` is the number of the first input, and the inputs left out."""
+        columns = self.columns(inputs, labels)
+        values = {name: column.to(self.dtype) for name, column in columns.items() if name != "labels"}
+        bad = rows_not_finite(values)
+        if bad and self.on_bad == "raise":
+            kind = " as float16, whose largest number is 65504" if self.dtype == torch.float16 else ""
+            raise DataError(
+                f"{len(bad)} of {len(inputs)} inputs of a batch give NaN or infinite values{kind}, the first is input "
+                f"{first + bad[0]}; check that input and the model's output for it, or leave such inputs out with "
+                'on_bad="mark"'
+            )
+        good = torch.ones(len(inputs), dtype=torch.bool)
+        good[bad] = False
+        kept = {name: column[good] for name, column in columns.items()} if bad else columns
+        return to_storage(kept, self.dtype), [first + row for row in bad]
+
     def columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
-        """What is kept of one batch of the loader."""
+        """The columns of one batch of the loader."""
         pieces = [
             run_with_steps(self.forward, part, self.steps).columns
             for part in self.forward.pieces(inputs.to(self.device), self.batch_size)
@@ -176,71 +214,114 @@ class _Run:
         return ()
 
 
-def _in_memory(run: _Run, loader: Iterable[Any], dtype: torch.dtype, advance: "_Advance") -> Features:
+def _in_memory(run: _Run, loader: Iterable[Any], advance: "_Advance") -> Features:
     kept: list[Columns] = []
+    bad: list[int] = []
     names: tuple[str, ...] = ()
-    for inputs, labels in run.batches(loader, advance):
-        kept.append(to_storage(run.columns(inputs, labels), dtype))
-        _same_columns(kept[0], kept[-1])
-        if len(kept) == 1:
-            names = run.names(kept[0]["logits"].shape[1], loader)
+    seen = 0
+    with closing(run.batches(loader, advance)) as batches:
+        for inputs, labels in batches:
+            columns, left_out = run.good_rows(inputs, labels, seen)
+            kept.append(columns)
+            bad += left_out
+            seen += len(inputs)
+            _same_columns(kept[0], kept[-1])
+            if len(kept) == 1:
+                names = run.names(kept[0]["logits"].shape[1], loader)
     if not kept:
         raise DataError(NO_BATCH)
+    _check_some_good(seen, bad)
     columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    return Features(**columns, layers=layers, head=run.head(), class_names=names, multilabel=run.multilabel)
+    about: dict[str, Any] = {"class_names": names, "multilabel": run.multilabel, "bad_rows": bad, **columns}
+    return Features(layers=layers, head=run.head(), **about)
 
 
-def _into_store(run: _Run, loader: Iterable[Any], dtype: torch.dtype, writer: Writer, advance: "_Advance") -> None:
+def _into_store(run: _Run, loader: Iterable[Any], writer: Writer, advance: "_Advance") -> None:
     """Go through the loader once: batches already stored are compared by content, the others computed and appended.
 
     A shard always ends where a batch of the loader ends, so a resumed run has the same batches as an uninterrupted
     one and gives the same bits.
     """
     stored = list(writer.shards)
+    if run.on_bad == "raise" and any(entry["bad_rows"] for entry in stored):
+        raise DataError(f'{writer.path} leaves out inputs that give NaN or infinite values; pass on_bad="mark"')
     pending: list[Columns] = []
+    bad: list[int] = []
     digest = hashlib.sha256()
-    rows = 0
+    seen = rows = 0  # inputs of the loader, and those since the last shard
     begun = time.monotonic()
 
     def close() -> None:
-        nonlocal pending, digest, rows, begun
+        nonlocal pending, bad, digest, rows, begun
         columns = {name: torch.cat([part[name] for part in pending]) for name in pending[0]}
         head = run.head()
-        check_columns(columns, None if head is None else head.shape)
+        if rows > len(bad):
+            check_columns(columns, None if head is None else head.shape)
         writer.write_head(head.tensors() if head is not None else {})
-        writer.append(columns, digest.hexdigest())
-        pending, digest, rows, begun = [], hashlib.sha256(), 0, time.monotonic()
+        writer.append(columns, digest.hexdigest(), bad)
+        pending, bad, digest, rows, begun = [], [], hashlib.sha256(), 0, time.monotonic()
 
-    for inputs, labels in run.batches(loader, advance):
-        digest.update(fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels})).encode())
-        rows += len(inputs)
-        if stored:
-            if rows >= stored[0]["rows"]:
-                if rows > stored[0]["rows"] or digest.hexdigest() != stored[0]["inputs"]:
-                    raise _other_data(writer, stored[0]["file"])
-                stored.pop(0)
-                digest, rows = hashlib.sha256(), 0
-            begun = time.monotonic()
-            continue
-        if writer.complete:
-            raise _other_data(writer, "the end")
-        pending.append(to_storage(run.columns(inputs, labels), dtype))
-        if not writer.shards and len(pending) == 1:
-            names = run.names(pending[0]["logits"].shape[1], loader)
-            writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
-        _same_columns(pending[0], pending[-1])
-        per_row = sum(column.shape[1:].numel() for column in pending[0].values())
-        if rows * per_row >= SHARD_ELEMENTS or time.monotonic() - begun >= SHARD_SECONDS:
-            close()
+    with closing(run.batches(loader, advance)) as batches:
+        for inputs, labels in batches:
+            digest.update(fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels})).encode())
+            seen, rows = seen + len(inputs), rows + len(inputs)
+            if stored:
+                entry = stored[0]
+                inside = entry["rows"] + len(entry["bad_rows"])
+                if rows >= inside:
+                    if rows > inside or digest.hexdigest() != entry["inputs"]:
+                        raise _other_data(writer, entry["file"])
+                    stored.pop(0)
+                    digest, rows = hashlib.sha256(), 0
+                begun = time.monotonic()
+                continue
+            if writer.complete:
+                raise _other_data(writer, "the end")
+            columns, left_out = run.good_rows(inputs, labels, seen - len(inputs))
+            pending.append(columns)
+            bad += left_out
+            if not writer.shards and len(pending) == 1:
+                names = run.names(pending[0]["logits"].shape[1], loader)
+                writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
+            _same_columns(pending[0], pending[-1])
+            per_row = sum(column.shape[1:].numel() for column in pending[0].values())
+            if rows * per_row >= SHARD_ELEMENTS or time.monotonic() - begun >= SHARD_SECONDS:
+                close()
     if stored:
         raise _other_data(writer, stored[0]["file"])
     if pending:
         close()
-    if not stored_rows(writer.manifest):
+    if not writer.shards:
         raise DataError(NO_BATCH)
+    _check_some_good(seen, [row for entry in writer.shards for row in entry["bad_rows"]])
     if not writer.complete:
         writer.finish()
+
+
+def _check_some_good(inputs: int, bad: Sequence[int]) -> None:
+    if len(bad) == inputs:
+        raise DataError(f"all {inputs} inputs give NaN or infinite values; check the model and the preprocessing")
+
+
+def _warning_of_bad(features: Features) -> Features:
+    if features.bad_rows:
+        warnings.warn(
+            f"{len(features.bad_rows)} of {len(features) + len(features.bad_rows)} inputs give NaN or infinite values "
+            f"and are left out, the first is input {features.bad_rows[0]}; features.bad_rows lists them",
+            stacklevel=3,
+        )
+    return features
+
+
+@contextmanager
+def _naming_dead_workers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if is_dead_worker(error):
+            raise loader_failure(error) from error
+        raise
 
 
 def _other_data(writer: Writer, where: str) -> FileError:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from oodles.columns import PRECISIONS, is_dense
 from oodles.errors import HeadError
 
 EMBEDDING_KEYS = ("embed", "hidden", "pool", "feature", "attention")  # of outputs that are not logits
@@ -14,7 +15,7 @@ def logits_of(output: object, item: int | None = None) -> Tensor:
 
     ``item`` says which one; by default the only one that has the shape of logits.
     """
-    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
+    if isinstance(output, Tensor) and _is_logits(output):
         return output  # the usual case, at every call of a guard
     found = output_items(output)
     if item is not None and item in found:
@@ -37,7 +38,11 @@ def output_items(output: object) -> dict[int, Tensor]:
         if named is not None:
             output = named
     tensors = {place: _flat(item) for place, item in enumerate(_leaves(output))}
-    return {place: item for place, item in tensors.items() if item.ndim == 2 and item.is_floating_point()}
+    return {place: item for place, item in tensors.items() if _is_logits(item)}
+
+
+def _is_logits(output: Tensor) -> bool:
+    return output.ndim == 2 and output.dtype in PRECISIONS and is_dense(output)
 
 
 def _leaves(output: object) -> Iterator[Tensor]:
@@ -65,8 +70,10 @@ def _describe_output(output: object) -> str:
     if not isinstance(tensor, Tensor):
         return f"a {type(output).__name__} without logits"
     shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    if not tensor.is_floating_point():
-        return f"{shape}, not floating-point numbers"
+    if tensor.dtype not in PRECISIONS:
+        return f"{shape}, not floating-point numbers of 16, 32 or 64 bits"
+    if not is_dense(tensor):
+        return f"{shape}, which is not a dense tensor ({'meta' if tensor.is_meta else tensor.layout})"
     kinds = {
         1: "one number per input: if it is a logit, return it as a column, output[:, None]",
         3: "one prediction per token: take one of them, or their mean",

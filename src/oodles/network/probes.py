@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from oodles.data.batches import is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import DataError, HeadError, OodlesError
 from oodles.network.outputs import logits_of, output_items
@@ -54,6 +55,8 @@ def _finite(part: object) -> bool:
 
 def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     """What to tell the user about an error that the network raised for a batch."""
+    if is_dead_worker(error):
+        return loader_failure(error)
     name = type(network).__name__
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, NotImplementedError) and "forward" in reason:

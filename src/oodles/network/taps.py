@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -53,28 +53,76 @@ class TapPoint:
     ordinal: int
 
 
+@dataclass
+class _Borrowed:
+    """A module that some calls keep in eval mode: how many, the flag to restore, and the device to move back to."""
+
+    training: bool
+    users: int = 0
+    home: torch.device | None = None
+
+
+_borrowed: dict[nn.Module, _Borrowed] = {}
+_borrowing = RLock()  # held while modes change, not while a model runs; garbage collection may end a call within
+
+
 @contextmanager
 def eval_mode(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
     """Eval mode, no gradients, on ``device``; training flags and device are restored afterwards.
 
-    Yields the device the model runs on. Parameters are never replaced, so optimisers stay valid.
+    Yields the device the model runs on. Parameters are never replaced, so optimisers stay valid. Several threads may
+    use one model, or models that share modules: each module is restored when its last user leaves.
     """
-    flags = [(module, module.training) for module in model.modules()]
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    original = next(iter(devices), torch.device("cpu"))
-    target = original if device is None else usable_device(device)
-    moved = target != original and len(devices) == 1
+    modules = list(model.modules())
+    with _borrowing:
+        for module in modules:
+            _borrowed.setdefault(module, _Borrowed(module.training)).users += 1
     try:
-        _to_eval(model)
-        if moved:
-            model.to(target)
+        with _borrowing:
+            _to_eval(model)
+            target = _move(model, device)
         with torch.no_grad():
             yield target
     finally:
-        if moved:
-            model.to(original)
-        for module, training in flags:
-            module.training = training
+        with _borrowing:
+            for module in modules:
+                _give_back(module)
+
+
+def needs_eval(modules: Sequence[nn.Module]) -> bool:
+    """Whether a module is in training mode, or may be as soon as a call in another thread ends.
+
+    The order matters: flags are restored before a module ceases to be borrowed.
+    """
+    return bool(_borrowed and not _borrowed.keys().isdisjoint(modules)) or any(module.training for module in modules)
+
+
+def _move(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Move the model to ``device``, unless its parts are on several; returns where it runs."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    original = next(iter(devices), torch.device("cpu"))
+    target = original if device is None else usable_device(device)
+    if target != original and len(devices) == 1:
+        network = unwrap(model)
+        entry = _borrowed[network]
+        if entry.users > 1:
+            raise ArgumentError(
+                f"{type(network).__name__} is in use on {original}, so it cannot be moved to {target}; wait for the "
+                "other call, or use the same device"
+            )
+        entry.home = original
+        model.to(target)
+    return target
+
+
+def _give_back(module: nn.Module) -> None:
+    entry = _borrowed[module]
+    entry.users -= 1
+    if not entry.users:
+        if entry.home is not None:
+            module.to(entry.home)
+        module.training = entry.training
+        del _borrowed[module]
 
 
 def _to_eval(model: nn.Module) -> None:
@@ -88,13 +136,15 @@ def _to_eval(model: nn.Module) -> None:
 
 
 def usable_device(name: torch.device | str) -> torch.device:
-    """The device of that name, if tensors can be created on it."""
+    """The device of that name, if numbers can be kept on it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ArgumentError(f"device={str(name)!r} cannot be used here ({reason})") from None
+    if device.type == "meta":
+        raise ArgumentError("device='meta' holds no numbers: a model that is moved there loses its weights")
     return device
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from oodles.errors import ArgumentError
 
+LARGEST_RATE = 1e38  # of a float32
 WARMUP = 0.2  # the fraction of a one-cycle run during which the learning rate rises
 
 
@@ -25,8 +26,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 2:
             raise ArgumentError(f"epochs={self.epochs} must be at least 1 and batch_size={self.batch_size} at least 2")
-        if not self.learning_rate > 0:
-            raise ArgumentError(f"learning_rate={self.learning_rate} must be positive")
+        if not 0 < self.learning_rate <= LARGEST_RATE:
+            raise ArgumentError(f"learning_rate={self.learning_rate} must be positive, at most {LARGEST_RATE:g}")
         if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
             raise ArgumentError(f"momentum={self.momentum} must lie in [0, 1), and above 0 for nesterov")
         if not self.weight_decay >= 0:

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,19 @@ from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import Record, read_record, read_tensors, serialise, write_bytes, write_record, write_tensors
+from oodles.files import (
+    Fields,
+    Record,
+    TensorFile,
+    locked,
+    read_record,
+    read_tensors,
+    remove_others,
+    serialise,
+    write_bytes,
+    write_record,
+    write_tensors,
+)
 from oodles.models.deconf import Cosine
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
@@ -29,6 +40,12 @@ KIND, SCHEMA = "training", 1
 RECORD, METRICS, WEIGHTS = "training.json", "metrics.jsonl", "weights.safetensors"
 PADDING = 4
 TEST_BATCH_SIZE = 64
+
+
+class _Fields(Fields):
+    about: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    tensors: TensorFile
 
 
 def train(
@@ -55,10 +72,12 @@ def train(
         _check(network, data, recipe, processes)
         target = processes.device if device is None and processes.device else usable_device(device or "cpu")
         run = _Run(network.to(target), data, test, recipe, seed, Path(out), processes, target)
-        run.begin(resume)
-        with _Display(run, progress) as display:
-            for epoch in range(len(run.metrics), recipe.epochs):
-                run.epoch(epoch, display)
+        # the first process writes for all
+        with locked(run.out) if processes.rank == 0 else nullcontext():
+            run.begin(resume)
+            with _Display(run, progress) as display:
+                for epoch in range(len(run.metrics), recipe.epochs):
+                    run.epoch(epoch, display)
     network.eval()
     return run.metrics
 
@@ -147,10 +166,9 @@ class _Run:
         if exists and not resume:
             raise FileError(f"{self.out} already holds a training run; resume it (--resume), or give another folder")
         if not exists:
-            _check_writable(self.out)
             return
-        record = read_record(self.out / RECORD, kind=KIND, schema=SCHEMA)
-        changed = [name for name, value in self.about.items() if record["about"][name] != value]
+        record = read_record(self.out / RECORD, kind=KIND, schema=SCHEMA, fields=_Fields)
+        changed = [name for name, value in self.about.items() if record["about"].get(name) != value]
         if changed:
             same = f"give the {changed[0]} it was started with, or another folder"
             raise FileError(f"{self.out} holds a run with a different {changed[0]}; {same}")
@@ -190,10 +208,7 @@ class _Run:
                 f"the checkpoint of epoch {done + 1} cannot be written to {self.out} ({error.strerror or error}); "
                 f"{_kept(done)}; free some space and continue with --resume"
             ) from None
-        # files of earlier epochs, and temporary files of a process killed while writing
-        for other in (*self.out.glob("state-*.safetensors"), *self.out.glob(".state-*.safetensors")):
-            if other.name != entry["file"]:
-                other.unlink(missing_ok=True)
+        remove_others(self.out, "state", entry["file"])  # files of earlier epochs
 
     def epoch(self, epoch: int, display: "_Display") -> None:
         """One pass over the data in a new order, then a checkpoint."""
@@ -311,16 +326,6 @@ def _layout(network: nn.Module, data: Pixels, device: torch.device) -> torch.mem
 
 def _kept(epochs: int) -> str:
     return f"the checkpoint of epoch {epochs} is kept" if epochs else "nothing was written"
-
-
-def _check_writable(folder: Path) -> None:
-    """Find out before training, not after the first epoch."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise FileError(f"{folder} cannot be written to ({error.strerror}); give another folder") from None
 
 
 class _Display:

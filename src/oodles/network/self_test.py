@@ -1,0 +1,119 @@
+"""A call with made-up inputs, to which a saved guard keeps the answers: a model that has changed gives others."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
+
+from oodles.columns import PRECISIONS
+from oodles.data.inputs import Inputs
+
+ROWS = 2
+MOST_NUMBERS = 1 << 22
+
+Length = Annotated[int, Meta(ge=1, le=1 << 16)]
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+
+
+class Noise(Struct, forbid_unknown_fields=True, tag=True):
+    """A floating-point tensor, made from a seed: uniform with mean 0 and variance 1, the same on every machine."""
+
+    shape: Annotated[list[Length], Meta(min_length=1, max_length=8)]
+    dtype: Literal["float32", "float16", "bfloat16", "float64"]
+
+    def make(self) -> Tensor:
+        """The tensor."""
+        generator = torch.Generator().manual_seed(0)
+        return ((2 * torch.rand(self.shape, generator=generator) - 1) * math.sqrt(3)).to(getattr(torch, self.dtype))
+
+
+class Numbers(Struct, forbid_unknown_fields=True, tag=True):
+    """A tensor of whole numbers, such as token ids."""
+
+    shape: Annotated[list[Length], Meta(min_length=1, max_length=8)]
+    dtype: Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
+    values: list[Whole]
+
+    def make(self) -> Tensor:
+        """The tensor."""
+        return torch.tensor(self.values).reshape(self.shape).to(getattr(torch, self.dtype))
+
+
+class Plain(Struct, forbid_unknown_fields=True, tag=True):
+    """An argument that is no tensor."""
+
+    value: bool | int | float | str | None
+
+    def make(self) -> bool | int | float | str | None:
+        """The value."""
+        return self.value
+
+
+class Probe(Struct, forbid_unknown_fields=True):
+    """The arguments of one call of a model, for a few inputs."""
+
+    args: list[Noise | Numbers | Plain]
+    kwargs: dict[str, Noise | Numbers | Plain]
+
+    def inputs(self, device: torch.device, precision: torch.dtype | None = None) -> Inputs:
+        """The call, with floating-point tensors in another precision if one is given."""
+
+        def make(argument: Noise | Numbers | Plain) -> Any:
+            if isinstance(argument, Noise | Numbers) and math.prod(argument.shape) > MOST_NUMBERS:
+                raise ValueError(f"a probe of shape {argument.shape} is too large")
+            made = argument.make()
+            if not isinstance(made, Tensor):
+                return made
+            return made.to(device, precision if made.is_floating_point() else None)
+
+        return Inputs(tuple(map(make, self.args)), {name: make(each) for name, each in self.kwargs.items()})
+
+
+class SelfTest(Probe, forbid_unknown_fields=True):
+    """A probe, the guard's logits and scores for it, and the model's other fingerprints.
+
+    ``copies`` are those of its copies in half precision, ``weights`` is the one without hyperparameters: other versions
+    of torch may write these differently.
+    """
+
+    logits: list[list[float]]
+    scores: list[float]
+    copies: list[str]
+    weights: str
+    torch: str
+
+
+def probe_like(inputs: Inputs) -> Probe | None:
+    """A probe of the same types and shapes; None if they cannot be described in a small record.
+
+    Of the inputs themselves only whole numbers are used, halved: no text is kept, and token ids stay in range.
+    """
+    try:
+        return Probe([_describe(each) for each in inputs.args], {k: _describe(v) for k, v in inputs.kwargs.items()})
+    except ValueError:
+        return None
+
+
+def image_probe(preprocessing: Mapping[str, Any] | None) -> Probe | None:
+    """A probe for a model of which only the size of its images is known."""
+    return None if preprocessing is None else Probe([Noise([ROWS, 3, *[preprocessing["size"]] * 2], "float32")], {})
+
+
+def _describe(value: Any) -> Noise | Numbers | Plain:
+    if value is None or isinstance(value, bool | int | float | str):
+        return Plain(value)
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        raise ValueError("not a tensor with rows")
+    shape, name = [ROWS, *value.shape[1:]], str(value.dtype).removeprefix("torch.")
+    if max(shape) > 1 << 16 or math.prod(shape) > MOST_NUMBERS:
+        raise ValueError("too large")
+    if value.dtype in PRECISIONS:
+        return Noise(shape, name)  # type: ignore[arg-type]
+    rows = value[[row % len(value) for row in range(ROWS)]]
+    whole = rows // 2 if rows.dtype != torch.bool and int(rows.max()) > 1 else rows  # masks stay as they are
+    if whole.numel() > MOST_NUMBERS // 64:
+        raise ValueError("too large")
+    return Numbers(shape, name, whole.long().flatten().tolist())  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""File names are data, and no argument ends in a traceback."""
+
+import csv
+import json
+import random
+import shutil
+
+import pytest
+from fuzz import ACCEPTED, REFUSED, command_lines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.command_line import MODEL, NETWORK, SIZE, paint
+
+from oodles.cli.common import printable
+
+FORGED = "a\nID        99.9  cat         b.png"
+NAMES = [FORGED, "\x1b[2J\x9b.png", "[red]x[].png", "\udcff.png", "\u202egnp.png", 'q",\r.png', "plain é.png"]
+
+
+@pytest.fixture
+def odd(workspace, tmp_path):
+    """A folder of images whose names are not plain text."""
+    for name in NAMES:
+        shutil.copy(workspace / "grey" / "000.png", tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 猫 [x]", "plain é 猫 [x]"),
+        ("a\nb\r\tc", r"a\nb\r\tc"),
+        ("\x1b[31m\x9b\x7f\x00", r"\x1b[31m\x9b\x7f\x00"),
+        ("\udcff", r"\udcff"),
+        ("\u2028\u202e\u200b", r"\u2028\u202e\u200b"),
+    ],
+)
+def test_control_characters_and_invalid_text_are_escaped(text, shown):
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters()))
+def test_whatever_is_printed_is_one_line_that_can_be_encoded(text):
+    line = printable(text)
+    assert line.isprintable()
+    assert line.encode() is not None
+
+
+def test_a_name_cannot_forge_a_verdict(oodles_run, fitted, odd):
+    code, out, err = oodles_run("score", fitted / "guard", odd, *NETWORK)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert sorted(line.partition(f"{odd}/")[2] for line in lines) == sorted(map(printable, NAMES))
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_row_of_csv_is_a_line_and_json_has_the_names_as_they_are(oodles_run, fitted, odd):
+    _, out, _ = oodles_run("score", fitted / "guard", odd, "--csv", *NETWORK)
+    header, *rows = csv.reader(out.split("\n")[:-1])
+    assert header[0] == "input"
+    assert sorted(row[0] for row in rows) == sorted(printable(f"{odd}/{name}") for name in NAMES)
+    _, out, _ = oodles_run("score", fitted / "guard", odd, "--json", *NETWORK)
+    assert sorted(each["input"] for each in json.loads(out)["verdicts"]) == sorted(f"{odd}/{name}" for name in NAMES)
+
+
+def test_names_of_bad_images_and_other_files_stay_on_one_line(oodles_run, fitted, odd, tmp_path):
+    (odd / "b\nerror c.png").write_bytes(b"not an image")
+    (odd / "d\nerror e.txt").write_bytes(b"nor this")
+    for command in ("score", "explain"):
+        code, out, err = oodles_run(command, fitted / "guard", odd, "--skip-bad", *NETWORK)
+        assert code == 0
+        assert rf"skipped  {odd}/b\nerror c.png: " in out
+        assert r"d\nerror e.txt" in err
+        assert not any(line.startswith("error") for line in err.splitlines())
+    code, out, err = oodles_run("extract", odd, "--out", tmp_path / "features", "--no-labels", *NETWORK)
+    assert code == 2
+    assert r"b\nerror c.png: " in err
+    assert sum(line.startswith("error") for line in err.splitlines()) == 1
+
+
+def test_class_folders_are_names_of_files_too(oodles_run, workspace, fitted, tmp_path):
+    """They become the names of classes in features and guards, and from there get into verdicts and explanations."""
+    classes = ["blue\nID  9.9  x", "red\x1b[31m"]
+    for name in classes:
+        paint(tmp_path / "train" / name, 30, (200, 60, 30), seed=1)
+    out = tmp_path / "features"
+    _, _, err = oodles_run("extract", tmp_path / "train", "--out", out, *NETWORK)
+    assert all(line.isprintable() for line in err.splitlines())
+    calibration = ["--calibration", fitted / "test", "--id-rate", "0.5"]
+    code, _, err = oodles_run("fit", out, "--detector", "energy", *calibration, "--out", tmp_path / "guard")
+    assert code == 0, err
+    for command in ("score", "explain"):
+        code, shown, err = oodles_run(command, tmp_path / "guard", workspace / "grey" / "000.png", *NETWORK)
+        assert any(printable(name) in shown for name in classes), (shown, err)
+        assert all(line.isprintable() for line in shown.splitlines())
+        assert not any(line.strip().startswith("ID  9.9") for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--seed", 10**23], f"--seed {10**23} must be at most 2147483647"),
+        (["--device", "meta"], "device='meta'"),
+        (["--noise", 10**12], "--noise 1000000000000 must be at most 1000000"),
+        (["--size", 10**6], "--size 1000000 must be at most 8192"),
+        (["--mean", "1e300,0,0"], "must be three finite numbers"),
+        (["--std", "1e-320,1,1"], "must be positive in every channel"),
+        (["--detector", "gen(0.1, 2.5)"], "top=2.5 must be a whole number"),
+        (["--limit", "-3"], "a limit of -3 images leaves none"),
+    ],
+)
+def test_numbers_that_cannot_be_used_are_refused(refused, arguments, message):
+    assert message in refused("select-p", "train", "--held-out", "test", *NETWORK, *arguments)
+
+
+@pytest.mark.parametrize("option", [["--epochs", 10**23], ["--batch-size", 10**23], ["--learning-rate", "1e308"]])
+def test_recipes_that_cannot_be_run_are_refused(refused, tmp_path, option):
+    assert "must be" in refused("train", MODEL, "--data", "train", "--out", tmp_path / "run", *SIZE, *option)
+
+
+def test_a_set_that_the_suite_does_not_have_cannot_be_left_out(refused):
+    message = refused("bench", "cifar10", "--data", "data", "--without", "zz")
+    assert message.startswith("error --without 'zz' must be one of svhn")
+
+
+@pytest.mark.parametrize("source", ["def net(:", "1 / 0", "import sys; sys.exit(4)", "def net(): raise KeyError('k')"])
+def test_modules_and_factories_that_raise(refused, workspace, source, request):
+    module = f"awkward_{abs(hash(source))}"
+    (workspace / f"{module}.py").write_text(source)
+    request.addfinalizer((workspace / f"{module}.py").unlink)
+    message = refused("extract", "train", "--out", "o", "--model", f"{module}:net")
+    assert message.startswith((f"error '{module}' cannot be imported (", f"error --model {module}:net: KeyError: 'k'"))
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", list(command_lines.sys.path))
+        yield command_lines.workspace(tmp_path_factory.mktemp("fuzz") / "user")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
+@given(generator=st.randoms(use_true_random=False))
+def test_changed_command_lines_are_run_or_refused_in_one_line(user, tmp_path_factory, generator: random.Random):
+    place = tmp_path_factory.mktemp("case")
+    assert command_lines.judge(command_lines.hostile(generator, user, place)) in (ACCEPTED, REFUSED)
+
+
+ARGUMENTS = st.one_of(
+    st.text(st.characters(exclude_characters="\0"), max_size=20),
+    st.sampled_from([*command_lines.TEXTS, *command_lines.FLAGS, *command_lines.COUNTED, *command_lines.OTHERS]),
+    st.integers().map(str),
+    st.floats().map(str),
+)
+COMMANDS = st.sampled_from(
+    ["extract", "fit", "threshold", "score", "explain", "bench", "select", "select-p", "train", ""]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
+@given(command=COMMANDS, rest=st.lists(ARGUMENTS, max_size=8))
+def test_random_arguments_are_refused_in_one_line(tmp_path_factory, command, rest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.getbasetemp())
+        assert command_lines.judge([command, *rest]) in (ACCEPTED, REFUSED)

@@ -1,0 +1,198 @@
+"""Training rows far longer than the others are found and treated as asked; what is learned is finite."""
+
+import copy
+import warnings
+from importlib.resources import files
+
+import pytest
+import torch
+from torch import nn
+
+from oodles.detectors import DICE, KNN, MSP, Detector, Mahalanobis, OpenMax, fit_together, parse
+from oodles.detectors.outlier_rows import FACTOR, RowNorms, screen
+from oodles.errors import ArgumentError, DataError, FitWarning
+from oodles.features import Features, Head
+from oodles.guard import Guard
+from oodles.metrics import auroc
+from oodles.testing import example_features
+
+FOUND = (
+    r"1 of 300 training rows have norms of more than 100 times the median, the first is row 7; .*outlier_rows='drop'"
+)
+
+
+def poisoned(size: float = 1e30, row: int = 7) -> Features:
+    plain = example_features()
+    embedding = plain.embedding.clone()
+    embedding[row] *= size
+    return Features(embedding, labels=plain.labels, head=plain.head)
+
+
+def outliers(*norms: float) -> list[int]:
+    rows = RowNorms()
+    rows.add(Features.unvalidated({"embedding": torch.tensor(norms)[:, None]}), ["embedding"])
+    return rows.outliers().tolist()
+
+
+def warned(action) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    return [str(each.message) for each in caught if "training rows have norms" in str(each.message)]
+
+
+# What is found ------------------------------------------------------------------------------------
+
+
+def test_rows_beyond_the_factor_are_outliers_in_either_direction_of_sign():
+    assert outliers(1.0, -1.0, 1.0, FACTOR, -FACTOR) == []
+    assert outliers(1.0, -1.0, 1.0, -1.01 * FACTOR, 1e30) == [3, 4]
+
+
+def test_zeros_do_not_make_every_other_row_an_outlier():
+    assert outliers(0.0, 0.0, 0.0, 1.0, 2.0) == []
+    assert outliers(0.0, 0.0, 0.0) == []
+
+
+def test_rows_that_are_not_finite_are_outliers_and_norms_that_overflow_are_compared():
+    assert outliers(1.0, torch.nan, torch.inf, 2.0, 3e38) == [1, 2, 4]
+    assert outliers(3e38, 3e38, 3e38) == [], "all are alike"
+
+
+def test_heavy_tails_are_no_outliers():
+    draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).exp()
+    assert draws.max() / draws.median() > 30
+    assert outliers(*draws.tolist()) == []
+
+
+@pytest.mark.parametrize("name", ["train", "test", "textures", "svhn"])
+def test_no_row_of_a_real_network_is_an_outlier(name):
+    rows = RowNorms()
+    rows.add(Features.load(str(files("oodles") / "demo_pack" / name)), ["embedding", "logits"])
+    assert rows.outliers().tolist() == []
+
+
+def test_every_column_that_is_learned_from_counts():
+    plain = example_features(20)
+    layer = torch.ones(20, 3)
+    layer[4] = 1e9
+    features = Features(plain.embedding, labels=plain.labels, head=plain.head, layers={"a": layer})
+    assert warned(lambda: DICE().fit(features)) == []
+    (message,) = warned(lambda: Mahalanobis(layers=["a"]).fit(features))
+    assert "1 of 20" in message
+    assert "row 4" in message
+
+
+# What is done -------------------------------------------------------------------------------------
+
+
+def test_a_fit_warns_once_whatever_the_number_of_detectors():
+    with pytest.warns(FitWarning, match=FOUND):
+        DICE().fit(poisoned())
+    assert len(warned(lambda: fit_together([DICE(), KNN(), parse("vim"), MSP()], poisoned()))) == 1
+    assert warned(lambda: DICE().fit(example_features())) == []
+    assert warned(lambda: DICE().fit(poisoned(), outlier_rows="ignore")) == []
+
+
+def test_raise_raises_before_anything_is_learned():
+    detector = DICE()
+    with pytest.raises(DataError, match=FOUND):
+        detector.fit(poisoned(), outlier_rows="raise")
+    assert not detector.fitted
+    detector.fit(example_features(), outlier_rows="raise")
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+@pytest.mark.parametrize("spec", ["mahalanobis", "vim", "default", "dice(0.9)+energy"])
+def test_drop_learns_from_the_other_rows_alone(spec):
+    plain = example_features()
+    others = plain[[row for row in range(300) if row != 7]]
+    dropped = parse(spec).fit(poisoned(), outlier_rows="drop").score(plain)
+    assert torch.equal(dropped, parse(spec).fit(others).score(plain))
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+def test_dropping_restores_what_one_row_ruined():
+    train, same = poisoned(), example_features()
+    others = Features(example_features(seed=1).embedding.flip(1), head=train.head)
+    ruined, kept = (Mahalanobis().fit(train, outlier_rows=each) for each in ("ignore", "drop"))
+    assert auroc(ruined.score(same), ruined.score(others)) < 0.8
+    assert auroc(kept.score(same), kept.score(others)) > 0.99
+
+
+def test_dropping_reads_a_store_in_parts(tmp_path):
+    poisoned().save(tmp_path / "features")
+    stored = Features.load(tmp_path / "features")
+    left = screen(stored, ["embedding"], "drop")
+    assert len(left) == 299
+    assert left.labels.tolist() == [label for row, label in enumerate(stored.labels.tolist()) if row != 7]
+    assert screen(example_features(), ["embedding"], "drop").width == 24
+
+
+def test_partial_fits_and_merged_ones_warn_when_they_finish():
+    whole = poisoned()
+    first, second = DICE().partial_fit(whole[100:]), DICE().partial_fit(whole[:100])
+    with pytest.warns(FitWarning, match="1 of 300 .* the first is row 207;"):
+        copy.deepcopy(first).merge(second).finish()
+    assert warned(lambda: first.finish()) == []
+    with pytest.warns(FitWarning, match="1 of 100 .* the first is row 7;"):
+        second.finish()
+    assert warned(lambda: second.fit(example_features())) == [], "an earlier fit does not count"
+
+
+@pytest.mark.parametrize("policy", ["keep", "", None])
+def test_unknown_policies_are_refused(policy):
+    with pytest.raises(ArgumentError, match="must be one of warn, drop, raise, ignore"):
+        DICE().fit(example_features(), outlier_rows=policy)
+
+
+def test_a_guard_drops_rows_before_it_sets_any_aside():
+    plain = poisoned(1e12)
+    head = plain.head
+    last = nn.Linear(24, 5)
+    last.load_state_dict(head.tensors())
+    model = nn.Sequential(nn.Flatten(), last)
+    train = [(plain.embedding, plain.labels)]
+    with pytest.warns(FitWarning, match=FOUND):
+        Guard.fit(model, train, detector="dice(0.5)")
+    with pytest.raises(DataError, match=FOUND):
+        Guard.fit(model, train, detector="dice(0.5)", outlier_rows="raise")
+    guard = Guard.fit(model, train, detector="dice(0.5)", outlier_rows="drop")
+    assert guard.threshold.calibration_size == int(0.2 * 299)
+
+
+# What is learned ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("spec", ["fdbd", "mahalanobis", "vim", "react(100)", "default", "knn(k=200)", "pnml"])
+def test_values_that_are_not_finite_are_not_learned(spec, value):
+    plain = example_features()
+    embedding = plain.embedding.clone()
+    embedding[3:9, 2] = value
+    broken = Features.unvalidated({"embedding": embedding, "logits": plain.logits, "labels": plain.labels}, plain.head)
+    detector = parse(spec)
+    with pytest.raises(
+        DataError, match=r"learned values that are not finite \(.*outlier_rows='drop'|6 of 300 rows contain NaN"
+    ):
+        detector.fit(broken)
+    assert not detector.fitted
+    detector.fit(broken, outlier_rows="drop")
+
+
+def test_rows_too_large_for_the_detector_are_refused():
+    plain = example_features()
+    rows = plain.embedding.double() * 1e60
+    head = Head(plain.head.weight.double() * 1e-60)
+    with pytest.raises(DataError, match=r"FDBD\(\) learned values that are not finite \(mean_\)"):
+        parse("fdbd").fit(Features(rows, head=head))
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+def test_openmax_has_finite_values_for_classes_without_rows():
+    plain = example_features(40)
+    labels = torch.zeros_like(plain.labels)
+    detector: Detector = OpenMax().fit(Features(logits=plain.logits, labels=labels))
+    assert all(torch.isfinite(buffer).all() for buffer in detector.buffers())
+    assert torch.isfinite(detector.score(plain)).all()

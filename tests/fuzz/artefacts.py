@@ -1,0 +1,390 @@
+"""Saved detectors, guards and features that were altered, by accident and on purpose.
+
+By accident: bytes change, files are cut, lost or exchanged. What is then loaded must be equal to what was saved. On
+purpose: fields and tensors are replaced and all checksums computed again. What is then loaded may be something else,
+but it must be able to score, and nothing whose score is not finite may be in-distribution. Every error is one line.
+"""
+
+import copy
+import hashlib
+import json
+import random
+import shutil
+import struct
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oodles.calibration import calibrate
+from oodles.detectors import Detector, parse
+from oodles.detectors.registry import entries
+from oodles.errors import OodlesError
+from oodles.features import Features
+from oodles.guard import Guard
+from oodles.network.extraction import extract
+from oodles.persistence import load_detector, save_detector
+from oodles.testing import example_features, fit_and_tune, with_passes
+
+from . import ACCEPTED, NON_FINITE, tally
+
+ROUNDS, SHORT, CHUNK = 10_000, 150, 500
+
+SPECS = (
+    *("msp", "gen", "react(90)+dice(0.7)+energy", "ash_s", "optfs", "vra", "temp_scale", "openmax", "kl_matching"),
+    *("knn(5)", "nnguide", "mahalanobis", "rmds", "ddu", "vim", "neco", "pnml", "fdbd", "cadref", "she", "default"),
+    *("weiper(5)", "rank_ensemble(['dice', 'knn'], 'fisher')", "odin", "adascale", "rankfeat", "gram(['a', 'b'])"),
+    *("mahalanobis(['a'], epsilon=0.01)", "rank_ensemble(['odin', 'knn'])", "rank_ensemble(['msp', 'energy'])"),
+)
+GUARDED, KEY = ("dice(0.7)", "default", "msp"), b"k" * 16
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 10**400, -0.0, 0.5, 1e308, -1e308, 1e-320),
+    *(float("nan"), float("inf"), float("-inf"), "", "x", "\n\x1b[31m", "\ud800", "..", "../x", "/", "a" * 5000),
+    *(
+        [],
+        [[]],
+        [None] * 2000,
+        {},
+        {"": None},
+        {"class": "KNN", "arguments": {}},
+        [{"class": "MSP", "arguments": {}}] * 3,
+    ),
+)
+TENSORS: tuple[Callable[[Tensor], Tensor], ...] = (
+    *(lambda t: t[..., :-1] if t.ndim else t.repeat(3), lambda t: torch.cat([t, t]) if t.ndim else t[None]),
+    *(lambda t: t[None], lambda t: t.flatten(), lambda t: t.T if t.ndim == 2 else t.repeat(2)),
+    *(lambda t: t.double(), lambda t: t.half(), lambda t: t.bfloat16(), lambda t: t.long(), lambda t: t.bool()),
+    *(lambda t: t.to(torch.complex64), lambda t: t.to(torch.uint8), lambda t: t.to(torch.float8_e4m3fn)),
+    *(lambda t: t * torch.nan, lambda t: t + torch.inf, lambda t: t - torch.inf, lambda t: _one_element(t, torch.nan)),
+    *(lambda t: _one_element(t, -torch.inf), lambda t: t * 0, lambda t: -t, lambda t: t * 1e30, lambda t: t + 2**40),
+    *(lambda t: torch.zeros(()), lambda t: torch.zeros(0), lambda t: t[:0] if t.ndim else t),
+    *(lambda t: torch.zeros(1, 1, 1, 1), lambda t: torch.rand(7, 3)),
+)
+
+
+def _one_element(tensor: Tensor, value: float) -> Tensor:
+    changed = tensor.clone().float()
+    if changed.numel():
+        changed.view(-1)[-1] = value
+    return changed
+
+
+class Net(nn.Module):
+    """A model with a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 24), nn.ReLU())
+        self.fc = nn.Linear(24, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.body(images))
+
+
+def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
+    parts = {"detectors": rounds // 3, "guards": rounds // 3, "features": rounds - 2 * (rounds // 3)}
+    cases = {"detectors": damaged_detector, "guards": damaged_guard, "features": damaged_features}
+    counts: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for part, count in parts.items():
+            counts += tally(cases[part], count, seed, folder, part=part)
+    return counts
+
+
+# What is attacked -------------------------------------------------------------------------------
+
+
+@cache
+def _folder() -> Path:
+    """A folder for what is attacked."""
+    return Path(mkdtemp(prefix="artefacts-"))
+
+
+@cache
+def _original(kind: str, number: int) -> Path:
+    """The folder of something that is saved once and copied for each attack."""
+    folder = _folder() / kind / str(number)
+    images = torch.rand(200, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    if kind == "detectors":
+        save_detector(_fitted(SPECS[number])[0], folder)
+    elif kind == "guards":
+        guard = Guard.fit(_model(), [images], detector=GUARDED[number], labels=False)
+        guard.save(folder, key=KEY if number else None)
+    elif number == 0:
+        example_features(90).save(folder)
+    elif number == 1:
+        batches = [images[:50], images[50:]]
+        extract(_model(), batches, store=folder, progress=False, classes=list("abcde"), labels=False)
+    else:
+        Features(logits=example_features(90).logits).save(folder, dtype=torch.float16)
+    return folder
+
+
+@cache
+def _fitted(spec: str) -> tuple[Detector, Features]:
+    detector = parse(spec)
+    features = with_passes(detector, example_features(80))
+    return fit_and_tune(detector, features), features
+
+
+@cache
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def _copy(kind: str, number: int, place: Path) -> Path:
+    return Path(shutil.copytree(_original(kind, number), place / "copy"))
+
+
+# The attacks ------------------------------------------------------------------------------------
+
+
+def damaged_detector(draw: random.Random, place: Path) -> str:
+    number = draw.randrange(len(SPECS))
+    folder = _copy("detectors", number, place)
+    alike = alter(draw, folder, "detector.json")
+    original, features = _fitted(SPECS[number])
+    detector = _in_one_line(lambda: load_detector(folder))
+    scores = _in_one_line(lambda: detector.score(features))
+    return _judge(scores, original.score(features) if alike else None)
+
+
+def damaged_guard(draw: random.Random, place: Path) -> str:
+    number = draw.randrange(3)
+    folder = _copy("guards", number, place)
+    alike = alter(draw, folder, "guard.json")
+    images = torch.rand(6, 3, 2, 2, generator=torch.Generator().manual_seed(2))
+    original = Guard.load(_original("guards", number), _model())(images)
+    key = KEY if number and draw.random() < 0.3 else None
+    guard = _in_one_line(lambda: Guard.load(folder, _model(), key=key))
+    verdict = _in_one_line(lambda: guard(images))
+    if bool(verdict.is_id[~verdict.score.isfinite()].any()):
+        return NON_FINITE
+    assert key is None or torch.equal(verdict.score, original.score), "a signed guard was altered"
+    return _judge(verdict.score, original.score if alike else None)
+
+
+def damaged_features(draw: random.Random, place: Path) -> str:
+    number = draw.randrange(3)
+    folder = _copy("features", number, place)
+    alike = alter(draw, folder, "manifest.json")
+
+    def read(path: Path) -> list[Tensor]:
+        features = Features.load(path)
+        detector = parse("energy")
+        threshold = calibrate(detector.score(features), 0.5)
+        parts = [features.logits, features.embedding, detector.score(features), torch.tensor(threshold.value)]
+        return [*parts, *([] if features.labels is None else [features.labels])]
+
+    found = _in_one_line(lambda: read(folder))
+    if not all(bool(part.isfinite().all()) for part in found):
+        return NON_FINITE
+    if alike:
+        pairs = zip(found, read(_original("features", number)), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), "damage was not noticed"
+    return ACCEPTED
+
+
+def _judge(scores: Tensor, original: Tensor | None) -> str:
+    """``original`` if the artefact was damaged by accident."""
+    assert original is None or torch.equal(scores, original), "damage was not noticed"
+    return NON_FINITE if bool(scores.isinf().any()) else ACCEPTED
+
+
+def _in_one_line(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except OodlesError as error:
+        if len(str(error).splitlines()) != 1:
+            raise RuntimeError("an error of several lines") from error
+        raise
+
+
+# Alterations ------------------------------------------------------------------------------------
+
+
+def alter(draw: random.Random, folder: Path, record: str) -> bool:
+    """Damage a folder; True if what is loaded afterwards has to be what was saved."""
+    kind = draw.choice(
+        ("bytes", "bytes", "files", "field", "field", "field", "tensor", "tensor", "raw tensors", "text")
+    )
+    path = folder / record
+    if kind == "bytes":
+        file = draw.choice(_files(folder))
+        file.write_bytes(_damaged(draw, file.read_bytes()))
+        return True
+    if kind == "files":
+        _lose_files(draw, folder)
+        return True
+    content = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}
+    if kind == "field":
+        for _ in range(draw.choice((1, 1, 1, 2, 5))):
+            _change_field(draw, content)
+    elif kind == "tensor":
+        _change_tensors(draw, folder, content)
+    elif kind == "raw tensors":
+        entry = draw.choice(_entries(content))
+        file = folder / entry["file"]
+        _replace_file(file, entry, _damaged_tensors(draw, file.read_bytes()))
+    path.write_text(_sealed(content))
+    if kind == "text":
+        path.write_text(_strange_text(draw, path.read_text()))
+    return False
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != ".lock")
+
+
+def _damaged(draw: random.Random, content: bytes) -> bytes:
+    """Some bits flipped, some bytes inserted, removed or repeated, or an end missing."""
+    changed = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 10))):
+        place = draw.randrange(len(changed) + 1)
+        match draw.randrange(5):
+            case 0 if place < len(changed):
+                changed[place] ^= 1 << draw.randrange(8)
+            case 1:
+                changed[place:place] = draw.randbytes(draw.choice((1, 4, 1000)))
+            case 2:
+                del changed[place : place + draw.choice((1, 8, 1000))]
+            case 3:
+                del changed[place:]
+            case _:
+                changed[place : place + 8] = draw.choice((b"\0" * 8, b"\xff" * 8, b'"', b"}"))
+    return bytes(changed)
+
+
+def _lose_files(draw: random.Random, folder: Path) -> None:
+    """A file disappears, is empty, is a folder, a link or a copy of another one."""
+    file, other = draw.choice(_files(folder)), draw.choice(_files(folder))
+    content = other.read_bytes()
+    file.unlink()
+    match draw.randrange(5):
+        case 0:
+            file.write_bytes(b"")
+        case 1:
+            file.mkdir()
+        case 2:
+            file.symlink_to(draw.choice((other.name, file.name, "/dev/zero", "/nowhere")))
+        case 3:
+            file.write_bytes(content)
+
+
+def _change_field(draw: random.Random, content: dict[str, Any]) -> None:
+    """Replace, remove, add or exchange a value anywhere in a record."""
+    holder, key = draw.choice([*_places(content)])
+    match draw.randrange(7):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(holder, dict):
+            holder[draw.choice(("x", "class", "arguments", "file", "rows", "k", "p", ""))] = draw.choice(VALUES)
+        case 2:
+            other, place = draw.choice([*_places(content)])
+            holder[key] = copy.deepcopy(other[place])
+        case 3 if isinstance(holder[key], str):
+            holder[key] = draw.choice(
+                (*(entry.kind.__name__ for entry in entries().values()), "Score", "LogitDetector")
+            )
+        case 4 if isinstance(holder[key], int | float) and abs(holder[key]) < 1e300:
+            holder[key] = draw.choice((holder[key] * 2, -holder[key], holder[key] + 0.5, holder[key] + 1))
+        case _:
+            holder[key] = copy.deepcopy(draw.choice(VALUES))
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value inside, as what holds it and its key."""
+    for key in [*value] if isinstance(value, dict) else range(len(value)):
+        if value is not None and key not in ("kind", "schema"):
+            yield value, key
+        if isinstance(value[key], dict | list):
+            yield from _places(value[key])
+
+
+def _entries(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """What in a record names a file of tensors."""
+    found = [content.get("tensors"), content.get("head"), *content.get("shards", ())]
+    return [entry for entry in found if isinstance(entry, dict)]
+
+
+def _change_tensors(draw: random.Random, folder: Path, content: dict[str, Any]) -> None:
+    entry = draw.choice(_entries(content))
+    file = folder / entry["file"]
+    tensors = load_file(file)
+    for _ in range(draw.choice((1, 1, 3))):
+        name = draw.choice([*tensors, "shape_", "x_"])
+        match draw.randrange(8):
+            case 0:
+                tensors.pop(name, None)
+            case 1:
+                tensors[draw.choice(("x", "shape_", "choice_", name + "_", *tensors))] = torch.rand(2)
+            case 2 if tensors:
+                tensors[name] = tensors[draw.choice([*tensors])]
+            case _ if name in tensors:
+                tensors[name] = draw.choice(TENSORS)(tensors[name])
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, file)
+    _replace_file(file, entry, file.read_bytes())
+
+
+def _damaged_tensors(draw: random.Random, content: bytes) -> bytes:
+    """Damage, more often than not in the header of a safetensors file."""
+    if draw.random() < 0.4 or len(content) < 16:
+        return _damaged(draw, content)
+    (length,) = struct.unpack("<Q", content[:8])
+    header, rest = content[8 : 8 + length], content[8 + length :]
+    match draw.randrange(3):
+        case 0:
+            header = header.replace(draw.choice((b"F32", b"I64")), draw.choice((b"F64", b"BOOL", b"F8_E4M3", b"I8")))
+        case 1:
+            numbers = (
+                b"[4294967296,4294967296]",
+                b"[18446744073709551615]",
+                b"[-1]",
+                b"[0,9223372036854775807]",
+                b"[1e9]",
+            )
+            header = header.replace(b'"shape":[', b'"shape":' + draw.choice(numbers) + b',"y":[', 1)
+        case _:
+            header = _damaged(draw, header)
+    length = draw.choice((len(header), len(header), len(header), 0, 2**63, 10**8))
+    return struct.pack("<Q", length) + header + rest
+
+
+def _replace_file(file: Path, entry: dict[str, Any], content: bytes) -> None:
+    file.write_bytes(content)
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
+    if "bytes" in entry:
+        entry["bytes"] = len(content)
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**content, "seal": hashlib.sha256(canonical.encode()).hexdigest()})
+
+
+def _strange_text(draw: random.Random, text: str) -> str:
+    """The same record with repeated keys, deep nesting, very long numbers, or as another kind of text."""
+    deep = draw.choice((10, 63, 64, 70, 900, 100_000))
+    return draw.choice(
+        (
+            text.replace("{", '{"kind": "guard", ', 1),
+            text.replace(": ", ': {"a": 1, "a": ', 1).replace(",", "},", 1),
+            text.replace("{", '{"x": ' + "[" * deep + "]" * deep + ", ", 1),
+            text.replace("{", '{"x": ' + '{"y": ' * deep + "1" + "}" * deep + ", ", 1),
+            text.replace("{", '{"x": ' + "9" * 5000 + ", ", 1),
+            text + text,
+            "[" * deep,
+            "\ufeff" + text,
+            text[::-1],
+            "",
+        )
+    )

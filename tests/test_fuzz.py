@@ -1,0 +1,33 @@
+"""Every attack of ``make fuzz`` for a short time, and the counting itself."""
+
+from collections import Counter
+from importlib import import_module
+
+import fuzz
+import pytest
+
+SEED = 0
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_a_short_attack_finds_nothing(kind, tmp_path):
+    attack = import_module(f"fuzz.{kind}")
+    counts = attack.run(attack.SHORT, SEED, tmp_path)
+    assert counts.total() > 0
+    assert fuzz.bad({kind: counts}) == 0, counts
+
+
+def test_crashes_hangs_tracebacks_and_too_much_memory_are_counted():
+    counts = fuzz.attack("support.misbehaving", processes=2)
+    assert counts == {"odd: accepted": 1, "odd: refused": 1, "traceback": 2, "hang": 1, "crash": 2}
+    assert fuzz.bad({"misbehaving": counts}) == 5
+
+
+def test_the_table_has_a_row_for_each_part():
+    results = {"command_lines": Counter({"refused": 1200, "crash": 1}), "kills": Counter({"save: accepted": 3})}
+    header, _, *rows = fuzz.table(results).splitlines()
+    assert header == "| kind | cases | refused | accepted | crash | hang | traceback | accepted non-finite |"
+    assert rows == [
+        "| command lines | 1,201 | 1,200 | 0 | 1 | 0 | 0 | 0 |",
+        "| kills: save | 3 | 0 | 3 | 0 | 0 | 0 | 0 |",
+    ]
