@@ -35,7 +35,7 @@ from oodles.testing import example_features, fit_and_tune, with_passes
 
 from . import ACCEPTED, NON_FINITE, tally
 
-ROUNDS, SHORT, CHUNK = 10_000, 150, 500
+ROUNDS, SHORT, CHUNK = 10_000, 90, 500
 
 SPECS = (
     *("msp", "gen", "react(90)+dice(0.7)+energy", "ash_s", "optfs", "vra", "temp_scale", "openmax", "kl_matching"),
