@@ -10,8 +10,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check lint format bench fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors openood reproduction small-network
+.PHONY: demo test check check-ray lint format bench fuzz clean
+.PHONY: pack ship-small-network architectures default-study detectors openood reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -21,6 +21,10 @@ test: $(VENV)/.developed
 
 check: $(VENV)/.developed lint
 	$(PYTEST)
+
+# Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
+check-ray: $(VENV)/.with-ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/distributed/test_ray.py
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
@@ -32,8 +36,8 @@ format: $(VENV)/.developed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Speed and memory, compared with the obvious way to do the same.
-bench: $(VENV)/.developed
+# Speed and memory beside other packages, for 20 minutes on two quiet cores: docs/performance.md.
+bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
 
 # Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
@@ -62,6 +66,10 @@ architectures: $(VENV)/.developed
 detectors: $(VENV)/.developed
 	$(BIN)/python tools/write_detectors.py
 
+# Measure what each image costs and plan a billion of them: docs/scale.md.
+scale: $(VENV)/.with-ray
+	$(BIN)/python -m benchmarks.scale
+
 # Measure every detector by OpenOOD's protocol on the two CIFAR networks: docs/openood.md.
 openood: $(VENV)/.developed
 	$(BIN)/python tools/write_openood.py $(DATA)
@@ -83,6 +91,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.developed: $(VENV)/.installed
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+$(VENV)/.with-ray: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	touch $@
+
+$(VENV)/.with-bench: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,bench]'
 	touch $@
 
 clean:

@@ -1,51 +1,78 @@
-"""Every detector fitted on 50,000 embeddings of a CIFAR-sized network and scored on 60,000: time and memory."""
+"""Each detector's fit and score compared with pytorch-ood's, on the same rows with the same settings."""
 
-import subprocess
-import sys
 import time
+import warnings
+from collections.abc import Callable, Iterator
 
-import torch
+from scipy.stats import spearmanr
 
-from benchmarks.dice import peak_bytes
-from oodles.detectors import detector_list, fit_together
-from oodles.features import Features, Head
+from benchmarks.data import example
+from benchmarks.peers import PEERS, Peer, linear
+from benchmarks.results import Row, speedup
+from benchmarks.timing import paired
+from oodles.detectors import parse
+from oodles.features import Features
 
-TRAIN, TEST, WIDTH, CLASSES = 50_000, 60_000, 342, 10
-
-
-def example(rows: int, seed: int) -> Features:
-    """Rows like those of a ReLU network: non-negative, mostly near zero, classes separated."""
-    shared = torch.Generator().manual_seed(0)
-    centres = torch.rand(CLASSES, WIDTH, generator=shared) ** 4
-    weight = centres - centres.mean(dim=0)
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (rows,), generator=generator)
-    embedding = (centres[labels] + 0.3 * torch.randn(rows, WIDTH, generator=generator)).relu()
-    return Features(embedding, labels=labels, head=Head(weight, torch.zeros(CLASSES)))
+SIZES = ((10_000, 342, 10), (50_000, 512, 100), (20_000, 2048, 1000))
+"""Rows to fit, width of the embedding, classes."""
+SCORED, FEWEST_SCORED, PROBE_SECONDS = 10_000, 32, 0.5
+LARGEST_COVARIANCES = 2_000_000_000  # bytes of one covariance per class, which ddu and its peer keep
+LOOP_TARGET = 10.0
+SAME_RANKS = 0.999
 
 
-def measure() -> None:
-    """Print one line per detector and the totals; run in a separate process, so that its memory use can be measured."""
-    train, test = example(TRAIN, 1), example(TEST, 2)
-    detectors = detector_list()
-    fit_together(detectors[:1], train[:1000])
-    before = peak_bytes()
-    began = time.perf_counter()
-    seconds = {}
-    for detector in detectors:
+def run(quick: bool = False) -> Iterator[Row]:
+    """Fit and score of every detector that pytorch-ood has too."""
+    for count, width, classes in SIZES[:1] if quick else SIZES:
+        train, test = example(count, width, classes, 1), example(SCORED, width, classes, 2)
+        for peer in PEERS:
+            if not (peer.name == "GMM" and 8 * classes * width**2 > LARGEST_COVARIANCES):
+                yield from compare(peer, train, test, budget=0.3 if quick else 0.8)
+
+
+def compare(peer: Peer, train: Features, test: Features, budget: float) -> Iterator[Row]:
+    """The rows of one detector: its fit, if it learns, and its score."""
+    size = f"{len(train) // 1000}k x {train.width}, C={train.classes}"
+    head = linear(train)
+    ours, theirs = parse(peer.spec), peer.build(head)
+    label = peer.spec.partition("(")[0]
+
+    def fit_peer() -> None:
+        nonlocal theirs
+        theirs = peer.build(head)  # a part of ViM's work
+        peer.fit(theirs, train)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the synthetic rows: ReLUs that are always off, classes that are certain
+        if theirs.requires_fit:
+            sides = {"ours": lambda: ours.fit(train), "peer": fit_peer}
+            times = paired(sides, budget=budget)
+            yield speedup(f"fit {label}, {size}", peer.name, times, target=_target(peer.slow_fit))
+        elif ours.learns_from:
+            ours.fit(train)
+        rows = test[: _scored(lambda part: peer.score(theirs, part), test)]
+        same = float(spearmanr(ours.score(rows), peer.score(theirs, rows)).statistic)
+        times = paired({"ours": lambda: ours.score(rows), "peer": lambda: peer.score(theirs, rows)}, budget=budget)
+    note = f"{len(rows):,} rows" if len(rows) < SCORED else ""
+    if same < SAME_RANKS:
+        note = "; ".join(filter(None, (note, f"the ranks differ (correlation {same:.3f})")))
+    # ten classes make a short loop
+    slow = peer.slow_score if peer.slow_score != "classes" or train.classes >= 100 else ""
+    yield speedup(f"score {label}, {size}", peer.name, times, target=_target(slow), note=note)
+
+
+def _target(slow: str) -> float:
+    """Ten times as fast where the peer repeats its work for each class or sample, else never slower."""
+    return LOOP_TARGET if slow else 1.0
+
+
+def _scored(score: Callable[[Features], object], test: Features) -> int:
+    """How many rows the peer scores in about half a second: some need gigabytes or minutes for all of them."""
+    rows = FEWEST_SCORED
+    while rows < len(test):
         start = time.perf_counter()
-        detector.fit(train)
-        fitted = time.perf_counter()
-        detector.score(test)
-        seconds[detector.spec] = fitted - start, time.perf_counter() - fitted
-    total = time.perf_counter() - began
-    for spec, (fit, score) in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
-        print(f"{spec:40} fit {fit:6.2f} s  score {score:6.2f} s  {100 * (fit + score) / total:5.1f} %")
-    print(f"{len(detectors)} detectors, {TRAIN:,} rows to fit and {TEST:,} to score: {total:.1f} s")
-    print(f"peak memory beyond the data: {(peak_bytes() - before) / 1e9:.2f} GB")
-
-
-def main() -> None:
-    """Measure in a fresh process."""
-    code = "from benchmarks.detectors import measure; measure()"
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)  # noqa: S603
+        score(test[:rows])
+        if 4 * (time.perf_counter() - start) > PROBE_SECONDS:
+            break
+        rows *= 4
+    return min(rows, len(test))

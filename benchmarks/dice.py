@@ -1,72 +1,96 @@
-"""DICE at ImageNet size (C = 1000, m = 2048), compared with dense energy and the broadcast form of other tools."""
+"""DICE at ImageNet size (C = 1000, m = 2048): against dense energy, the broadcast form, and its sweep over p."""
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
+from benchmarks.baselines import broadcast_dice, gradnorm_per_sample
+from benchmarks.data import example
+from benchmarks.memory import in_child, peak_growth
+from benchmarks.peers import linear
+from benchmarks.results import Row, cost, sides, speedup
 from benchmarks.timing import paired
-from oodles.detectors import DICE
-from oodles.features import Features, Head
+from oodles.detectors import DICE, GradNorm
+from oodles.features import Features
 from oodles.functional import energy
+from oodles.paper.sweep import SWEEP_GRID, sweep
 
-CLASSES, WIDTH, ROWS, BROADCAST_ROWS = 1000, 2048, 4096, 32
-
-
-def example(rows: int) -> Features:
-    """Features of the size of a ResNet-50's; logits are computed from the head."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(CLASSES, WIDTH, generator=generator) * 0.03
-    embedding = torch.randn(rows, WIDTH, generator=generator).relu()
-    return Features(embedding, head=Head(weight, torch.zeros(CLASSES)))
+CLASSES, WIDTH, ROWS, FEW = 1000, 2048, 4096, 32
 
 
-def speed() -> dict[str, float]:
-    """Seconds per row of each form."""
-    features = example(ROWS)
+def run(quick: bool = False) -> Iterator[Row]:
+    """Time and memory of DICE, the sweep, and GradNorm, whose peers go through the rows one by one."""
+    features = example(1024 if quick else ROWS, WIDTH, CLASSES)
+    yield from against_dense(features, budget=1.0 if quick else 6.0)
+    if not quick:
+        yield memory()
+        yield over_p(features)
+        yield gradnorm(features)
+
+
+def against_dense(features: Features, budget: float = 6.0) -> Iterator[Row]:
+    """DICE against the energy of the dense head; the broadcast form per row, on fewer rows."""
     detector = DICE(p=0.7).fit(features)
-    few = features.embedding[:BROADCAST_ROWS]
-    head = features.head
+    few, head = features.embedding[:FEW], features.head
     assert head is not None
-    seconds = paired(
+    part = features[:FEW]
+    times = paired(
         {
-            "dice": lambda: detector.score(features),
-            "dense energy": lambda: torch.cat([energy(head(batch.embedding)) for batch in features.batches()]),
-            "broadcast": lambda: energy((few[:, None, :] * detector.weight_).sum(dim=2) + detector.bias_),
-        }
+            "ours": lambda: detector.score(features),
+            "dense": lambda: torch.cat([energy(head(batch.embedding)) for batch in features.batches()]),
+            "few": lambda: detector.score(part),
+            "broadcast": lambda: broadcast_dice(few, detector.weight_, detector.bias_),
+        },
+        budget=budget,
     )
-    rows = {"dice": ROWS, "dense energy": ROWS, "broadcast": BROADCAST_ROWS}
-    return {name: seconds[name] / rows[name] for name in seconds}
+    size = f"{WIDTH} units, {CLASSES} classes"
+    yield cost(f"score {len(features):,} rows, {size}", "dense energy", sides(times, "ours", "dense"), target=1.2)
+    per_row = {"ours": np.divide(times["ours"], len(features)), "broadcast": np.divide(times["broadcast"], FEW)}
+    listed = {name: list(map(float, values)) for name, values in per_row.items()}
+    yield speedup(f"score, per row, {size}", f"broadcast form ({FEW} rows)", listed, target=20)
+    yield speedup(f"score {FEW} rows, {size}", "broadcast form", sides(times, "few", "broadcast"))
 
 
-def peak_memory(rows: int = 16384) -> float:
-    """Additional peak memory of scoring, as a multiple of the size of the logits; measured in a separate process."""
-    code = f"from benchmarks.dice import measure_peak; measure_peak({rows})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
-    return float(done.stdout)
+def memory(rows: int = 16_384) -> Row:
+    """The peak of scoring against the size of the logits."""
+    peak = max(in_child("benchmarks.dice:measure_peak", rows) for _ in range(2)) / 1e6
+    sizes = {"ours": [peak], "logits": [rows * CLASSES * 4 / 1e6]}
+    return cost(f"peak memory, {rows:,} rows", "the size of the logits", sizes, target=2, unit="MB", memory=peak)
 
 
-def measure_peak(rows: int) -> None:
-    """Print by how much peak memory grows while ``rows`` rows are scored, divided by the size of their logits."""
-    features = example(rows)
+def measure_peak(rows: int) -> int:
+    """Additional bytes while rows are scored; called in a process of its own."""
+    embeddings = example(rows, WIDTH, CLASSES)
+    features = Features(embeddings.embedding, head=embeddings.head)
     detector = DICE(p=0.7).fit(features)
     detector.score(features[:64])
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = peak_bytes()
-    detector.score(features)
-    print((peak_bytes() - before) / (rows * CLASSES * 4))
+    return peak_growth(lambda: detector.score(features))
 
 
-def peak_bytes() -> int:
-    """The peak memory of this process in bytes (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
+def over_p(features: Features) -> Row:
+    """The sweep over p with all metrics, against the energies of the dense head as often as there are values of p."""
+    half, head = len(features) // 2, features.head
+    test, ood = features[:half], {"ood": features[half:]}
+    assert head is not None
+
+    def dense() -> None:
+        for _ in SWEEP_GRID:
+            for batch in features.batches():
+                energy(head(batch.embedding))
+
+    calls = {"ours": lambda: sweep(SWEEP_GRID, train=features, test=test, ood=ood), "dense": dense}
+    name = f"fit, scores and metrics at {len(SWEEP_GRID)} values of p, {len(features):,} rows"
+    return cost(name, f"dense energy, {len(SWEEP_GRID)} times", paired(calls, budget=6.0))
 
 
-def main() -> None:
-    """Print the ratios."""
-    per_row = speed()
-    print(f"DICE takes {per_row['dice'] / per_row['dense energy']:.2f} times the dense energy (C=1000, m=2048)")
-    print(f"the broadcast form takes {per_row['broadcast'] / per_row['dice']:.0f} times DICE")
-    print(f"peak extra memory of scoring: {peak_memory():.2f} times the logits")
+def gradnorm(features: Features, rows: int = 64) -> Row:
+    """GradNorm in closed form against one backward pass per row."""
+    detector, head, part = GradNorm(), linear(features), features[:rows]
+    torch.testing.assert_close(
+        detector.score(part).argsort(), gradnorm_per_sample(head, part.embedding).argsort(), rtol=0, atol=0
+    )
+    times = paired(
+        {"ours": lambda: detector.score(part), "other": lambda: gradnorm_per_sample(head, part.embedding)}, budget=3.0
+    )
+    return speedup(f"GradNorm, {rows} rows", "one backward pass per row (OpenOOD)", times, target=10)

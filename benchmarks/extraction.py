@@ -1,32 +1,201 @@
-"""``extract`` compared with a plain loop over large NCHW batches, on the paper's DenseNet with random weights."""
+"""``extract`` compared with the best hand-tuned loop and with pytorch-ood's, on three networks and on JPEG files."""
 
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from benchmarks.timing import paired
+from benchmarks.peers import pytorch_ood, torchvision_operators
+from benchmarks.results import Row, cost, sides, speedup
+from benchmarks.timing import Times, paired, seconds
+from oodles.data.loaders import ImageLoader
+from oodles.data.readers import open_images
+from oodles.data.transforms import IMAGENET
 from oodles.models import densenet101
 from oodles.network.extraction import extract
 
-ROWS = 256
+OF_BEST = round(1 / 0.95, 3)  # 95 % of the images per second of the best loop
+TUNED = [(layout, size) for layout in (torch.channels_last, torch.contiguous_format) for size in (8, 16, 32)]
 
 
-def main() -> None:
-    """Print the ratio."""
+@dataclass(frozen=True)
+class Network:
+    """A network with random weights, its head, and how many images of which size it is given."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    head: str
+    images: int
+    pixels: int
+    loader_batches: tuple[int, ...]
+    peer_target: float
+
+
+def vit_small() -> nn.Module:
+    """ViT-S/16 for images of 224 x 224 pixels."""
+    from torchvision.models import VisionTransformer
+
+    model: nn.Module = VisionTransformer(224, 16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536)
+    return model
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50."""
+    from torchvision.models import resnet50
+
+    model: nn.Module = resnet50()
+    return model
+
+
+NETWORKS = (
+    Network("DenseNet-101", lambda: densenet101(10), "fc", 192, 32, (32, 128), 2.0),
+    Network("ResNet-50", resnet50, "fc", 48, 224, (8, 32), 1.0),
+    Network("ViT-S/16", vit_small, "heads.head", 48, 224, (8, 32), 1.0),
+)
+
+
+def run(quick: bool = False) -> Iterator[Row]:
+    """Each network with each size of the loader's batches, then JPEG files."""
+    torchvision_operators()
+    for network in NETWORKS[:1] if quick else NETWORKS:
+        yield from _network(network, rounds=1 if quick else 3)
+    if not quick:
+        yield from _jpeg()
+
+
+def _network(network: Network, rounds: int) -> Iterator[Row]:
+    """The first batch, in which the head is found, and the rest, which is what counts for many images."""
     torch.manual_seed(0)
-    model = densenet101(10).eval()
-    images = torch.randn(ROWS, 3, 32, 32)
+    model = network.make().eval()
+    images = torch.randn(network.images, 3, network.pixels, network.pixels)
+    encoder = without_head(model, network.head)
+    best = _fastest(model, network.head, images[: network.images // 3])
+    for size in network.loader_batches:
+        loader = [(part, torch.zeros(len(part), dtype=torch.long)) for part in torch.split(images, size)]
+        first, rest = images[:size], images[size:]
+        times: Times = {"first": [], "rest": [], "best first": [], "best rest": [], "peer": []}
+        for _ in range(rounds):
+            for name, taken in zip(("first", "rest"), _extracting(model, loader), strict=True):
+                times[name].append(taken)
+            times["best rest"].append(seconds(_hand_tuned(model, network.head, rest, *best)))
+            times["best first"].append(seconds(_hand_tuned(model, network.head, first, *best)))
+            times["peer"].append(seconds(partial(pytorch_ood().utils.extract_features, loader[1:], encoder, "cpu")))
+        loop = f"the best loop ({_label(*best)})"
+        name = f"{network.name}, {len(rest)} images after the first batch of {size}"
+        yield cost(name, loop, sides(times, "rest", "best rest"), target=OF_BEST)
+        yield speedup(name, "pytorch-ood's loop", sides(times, "rest", "peer"), target=network.peer_target)
+        yield cost(f"{network.name}, the first batch of {size}", loop, sides(times, "first", "best first"))
 
-    def plain() -> None:
-        with torch.no_grad():
-            for batch in torch.split(images, 128):
-                model(batch)
 
-    def bare() -> None:
-        with torch.no_grad():
-            for batch in torch.split(images, 32):
-                model(batch.contiguous(memory_format=torch.channels_last))
+def _extracting(model: nn.Module, loader: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Seconds until the second batch is asked for, and from then on."""
+    asked = []
 
-    seconds = paired(
-        {"plain": plain, "bare": bare, "extract": lambda: extract(model, [images], progress=False)}, repeats=3
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in loader:
+            asked.append(time.perf_counter())
+            yield batch
+
+    extract(model, batches(), progress=False)
+    return asked[1] - asked[0], time.perf_counter() - asked[1]
+
+
+def _fastest(model: nn.Module, head: str, images: Tensor) -> tuple[torch.memory_format, int]:
+    """The layout and the number of images at a time of the fastest loop."""
+    taken = {tuned: min(seconds(_hand_tuned(model, head, images, *tuned)) for _ in range(2)) for tuned in TUNED}
+    return min(taken, key=lambda tuned: taken[tuned])
+
+
+def _hand_tuned(
+    model: nn.Module, head: str, images: Tensor, layout: torch.memory_format, size: int
+) -> Callable[[], object]:
+    """A loop that keeps embedding and logits, without any check."""
+
+    def loop() -> tuple[Tensor, Tensor]:
+        embeddings: list[Tensor] = []
+        keep = model.get_submodule(head).register_forward_pre_hook(lambda _, inputs: embeddings.append(inputs[0]))
+        with torch.inference_mode():
+            logits = [model(part.contiguous(memory_format=layout)) for part in torch.split(images, size)]
+        keep.remove()
+        return torch.cat(embeddings), torch.cat(logits)
+
+    return loop
+
+
+def _label(layout: torch.memory_format, size: int) -> str:
+    return f"{'channels-last' if layout == torch.channels_last else 'NCHW'}, {size} at a time"
+
+
+def without_head(model: nn.Module, head: str) -> nn.Module:
+    """A copy whose output is the embedding."""
+    encoder = copy.deepcopy(model)
+    parent, _, name = head.rpartition(".")
+    setattr(encoder.get_submodule(parent), name, nn.Identity())
+    return encoder
+
+
+def _jpeg(count: int = 512) -> Iterator[Row]:
+    """JPEG files through a small network, so that decoding is the limit."""
+    from torch.utils.data import DataLoader
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+    from torchvision.models import mobilenet_v3_small
+
+    model = mobilenet_v3_small().eval()
+    encoder = without_head(model, "classifier.3")
+    usual = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
     )
-    print(f"a plain loop (NCHW, 128 rows) takes {seconds['plain'] / seconds['extract']:.2f} times extract")
-    print(f"extract takes {seconds['extract'] / seconds['bare']:.2f} times the bare network (channels-last, 32 rows)")
+    with tempfile.TemporaryDirectory() as folder:
+        write_jpegs(Path(folder) / "class", count)
+        dataset = ImageFolder(folder, usual)
+
+        def ours(**options: Any) -> object:
+            loader = ImageLoader(open_images(Path(folder)), IMAGENET, labels=False)
+            return extract(model, loader, labels=False, progress=False, **options)
+
+        def hand_tuned() -> None:
+            with torch.inference_mode():
+                for images, _ in DataLoader(dataset, batch_size=32, num_workers=torch.get_num_threads()):
+                    model(images.contiguous(memory_format=torch.channels_last))
+
+        def peer() -> object:
+            return pytorch_ood().utils.extract_features(DataLoader(dataset, batch_size=128), encoder, "cpu")
+
+        def decoding() -> None:
+            for _ in ImageLoader(open_images(Path(folder)), IMAGENET, labels=False):
+                pass
+
+        times = paired({"ours": ours, "tuned": hand_tuned, "peer": peer, "decoding": decoding}, budget=10.0)
+    name = f"MobileNetV3-S, {count} JPEG files of 500 x 375"
+    yield cost(name, "a loop with a worker per core", sides(times, "ours", "tuned"), target=OF_BEST)
+    yield speedup(name, "pytorch-ood's loop", sides(times, "ours", "peer"), target=1)
+    yield cost(name, "decoding alone", sides(times, "ours", "decoding"))
+
+
+def write_jpegs(folder: Path, count: int) -> None:
+    """Images with detail at every scale, like photographs."""
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        image = torch.zeros(1, 3, 375, 500)
+        for side in (2, 8, 32, 128):
+            noise = torch.randn(1, 3, side, side, generator=generator)
+            image += F.interpolate(noise, size=(375, 500), mode="bilinear")
+        pixels = (128 + 40 * image[0]).clamp(0, 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:04d}.jpg", quality=90)

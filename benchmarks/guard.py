@@ -1,38 +1,46 @@
-"""What a guard costs for one image: its time divided by that of the bare network, on one thread."""
+"""What a guard costs: its time divided by that of its bare network, on one thread, for several sizes of a batch."""
 
 import warnings
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
+from benchmarks.results import Row, cost, sides
 from benchmarks.timing import paired
 from oodles.guard import Guard
 from oodles.models import load
 
-NETWORK, REPEATS = "cifar10-small", 400
+NETWORK = "cifar10-small"
+TARGETS: dict[str, dict[int, float | None]] = {
+    "dice(0.9)": {1: 1.05, 8: 1.05, 64: 1.05},
+    "default": {1: 1.3, 8: None, 64: 1.1},
+}
 
 
-def ratios(detectors: tuple[str | None, ...] = ("dice(0.9)", None)) -> dict[str, float]:
-    """Time of a guard divided by that of its network, for each detector; None is the default one."""
-    model = load(NETWORK).eval()
-    generator = torch.Generator().manual_seed(0)
-    train = [torch.randn(64, 3, 32, 32, generator=generator) for _ in range(12)]
-    image = train[0][:1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # noise is classified as one class
-        guards = {detector or "default": Guard.fit(model, train, detector=detector) for detector in detectors}
-    sides = {"network": partial(model, image)} | {name: partial(guard, image) for name, guard in guards.items()}
-    with torch.no_grad():
-        seconds = paired(sides, REPEATS)
-    return {name: seconds[name] / seconds["network"] for name in guards}
-
-
-def main() -> None:
-    """Print the ratios."""
+def run(quick: bool = False) -> Iterator[Row]:
+    """A guard with DICE and one with the default detector."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for name, ratio in ratios().items():
-            print(f"guard with {name}, one image of {NETWORK}: {ratio:.2f} times the bare network")
+        yield from _measure((1,) if quick else (1, 8, 64), budget=2.0 if quick else 8.0)
     finally:
         torch.set_num_threads(threads)
+
+
+def _measure(batches: tuple[int, ...], budget: float) -> Iterator[Row]:
+    model = load(NETWORK).eval()
+    generator = torch.Generator().manual_seed(0)
+    train = [torch.randn(64, 3, 32, 32, generator=generator) for _ in range(12)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # noise is classified as one class
+        guards = {name: Guard.fit(model, train, detector=None if name == "default" else name) for name in TARGETS}
+    for size in batches:
+        images = train[0][:size]
+        calls = {"network": partial(model, images)} | {name: partial(guard, images) for name, guard in guards.items()}
+        with torch.no_grad():
+            times = paired(calls, budget=budget, most=400)
+        for name, target in TARGETS.items():
+            plural = "" if size == 1 else "s"
+            label = f"{name}, batch of {size} image{plural}"
+            yield cost(label, f"{NETWORK} alone", sides(times, name, "network"), target=target[size])

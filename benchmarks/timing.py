@@ -2,17 +2,40 @@
 
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
+
+Sides = Mapping[str, Callable[[], object]]
+Times = dict[str, list[float]]
 
 
-def paired(sides: Mapping[str, Callable[[], object]], repeats: int = 9) -> dict[str, float]:
-    """Median seconds of each side, run in turn ``repeats`` times after one warm-up each."""
-    for run in sides.values():
-        run()
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in times.items()}
+def paired(sides: Sides, *, budget: float = 2.0, least: int = 3, most: int = 200, warm_up: bool = True) -> Times:
+    """Seconds of each side in every round, after one that warms up.
+
+    Rounds go on until ``budget`` seconds have passed, but there are at least ``least`` and at most ``most``. Sides so
+    slow that one round takes more than three budgets run only once, without a round to warm up.
+    """
+    times: Times = {name: [] for name in sides}
+    began = time.perf_counter()
+    if warm_up:
+        one_round(sides, times)
+        if budget and time.perf_counter() - began > 3 * budget:
+            return times
+        times = {name: [] for name in sides}
+        began = time.perf_counter()
+    for count in range(1, most + 1):
+        one_round(sides, times)
+        if count >= least and time.perf_counter() - began > budget:
+            break
+    return times
+
+
+def one_round(sides: Sides, times: Times) -> None:
+    """Run every side once and append its time."""
+    for name, run in sides.items():
+        times[name].append(seconds(run))
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

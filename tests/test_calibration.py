@@ -107,6 +107,11 @@ def test_the_number_named_in_the_error_is_the_smallest_that_works(rate: float, r
         calibrate(np.zeros(least - 1), rate)
 
 
+@pytest.mark.parametrize("rate", [1e-320, 1e-12, 0.01])
+def test_a_rate_that_every_score_keeps_is_the_largest_score(rate):
+    assert calibrate(torch.arange(12.0), rate).value == 11.0
+
+
 def test_ties_are_all_accepted() -> None:
     scores = np.array([1.0] * 50 + [2.0] * 49)
     threshold = calibrate(scores, 0.9)

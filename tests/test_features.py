@@ -16,6 +16,7 @@ from oodles import store
 from oodles.detectors import Energy
 from oodles.errors import ArgumentError, DataError, FileError, ShapeError
 from oodles.features import Features, Head
+from oodles.testing import peak_bytes
 
 ROWS, WIDTH, CLASSES = 23, 6, 4
 
@@ -295,6 +296,23 @@ def test_masks_keep_the_rows_that_are_true(mask):
     kept = [row for row, keep in enumerate(mask) if keep]
     for given_mask in (torch.tensor(mask), np.array(mask)):
         assert_equal(whole[given_mask], whole[kept])
+
+
+@given(rows=st.lists(st.integers(-ROWS, ROWS - 1), min_size=1, max_size=2 * ROWS))
+def test_rows_of_several_blocks_come_in_the_order_of_the_index(rows):
+    whole = make()
+    parts = Features.concat([whole[:5], whole[5:6], whole[6:]])
+    taken = {name: column[rows] for name, column in columns(whole).items()}
+    got = columns(parts[rows])
+    assert got.keys() == taken.keys()
+    assert all(torch.equal(got[name], taken[name]) for name in taken)
+
+
+def test_an_index_into_a_store_copies_only_the_rows_it_takes(tmp_path):
+    Features(torch.rand(20_000, 256)).save(tmp_path / "store")
+    loaded = Features.load(tmp_path / "store")
+    assert len(next(loaded.batches())), "its file is mapped now"
+    assert peak_bytes(lambda: loaded[torch.arange(0, 20_000, 100)]) < 2e6 < 20_000 * 256 * 4
 
 
 def test_a_single_index_is_refused_with_the_slice_to_use():
@@ -599,7 +617,7 @@ def test_split_reads_no_shard_of_a_store_until_its_rows_are_used(tmp_path, monke
     assert first.holds("layer.block.1")
     assert reads == []
     next(first.batches())
-    assert reads == ["shard-00000.safetensors"]
+    assert reads == ["shard-00000.safetensors", "shard-00001.safetensors"]  # the second while the first is used
     for part, wanted in zip((first, second), whole.split(), strict=True):
         assert_equal(Features.concat(list(part.batches())), wanted)
         assert_equal(part, wanted)
@@ -612,3 +630,10 @@ def test_a_part_of_a_split_can_be_saved(tmp_path):
     first, _ = Features.load(tmp_path / "store").split()
     first.save(tmp_path / "part")
     assert_equal(Features.load(tmp_path / "part"), make(120).split()[0])
+
+
+def test_numbers_too_large_for_the_type_they_are_saved_in_are_refused(tmp_path):
+    wide = Features(torch.tensor([[1.0], [1e60]], dtype=torch.float64))
+    with pytest.raises(DataError, match=r"embedding as float32 \(largest value 3.40282e\+38\): 1 of 2 rows"):
+        wide.save(tmp_path / "store", dtype=torch.float32)
+    wide.save(tmp_path / "store", dtype=torch.float64)

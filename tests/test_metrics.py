@@ -189,10 +189,9 @@ def test_evaluate_agrees_with_scikit_learn(ids: Array, oods: Array, path: tuple[
 def test_evaluate_agrees_with_scikit_learn_on_large_arrays(decimals: int) -> None:
     """Large enough for two threads and several blocks at the default limits, with and without ties."""
     generator = np.random.default_rng(0)
-    ids = generator.normal(1.0, 1.0, 3 * metrics.BLOCK).round(decimals)
+    ids = generator.normal(1.0, 1.0, metrics.PARALLEL_FROM).round(decimals)
     oods = generator.normal(0.0, 1.5, metrics.BLOCK + 12_345).round(decimals)
     assert len(ids) + len(oods) > 3 * metrics.BLOCK
-    assert len(ids) > metrics.PARALLEL_FROM
     assert evaluated(ids, oods) == pytest.approx(by_scikit_learn(ids, oods), abs=1e-9)
 
 

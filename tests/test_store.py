@@ -191,7 +191,7 @@ def test_a_store_for_which_nothing_fits_is_removed(tmp_path, limit):
 
 
 def test_an_extraction_continues_after_the_disk_was_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("oodles.network.extraction.SHARD_ELEMENTS", 1)
+    monkeypatch.setattr("oodles.network.storing.SHARD_ELEMENTS", 1)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)).eval()
     batches = [torch.randn(size, 3, 2, 2, generator=torch.Generator().manual_seed(size)) for size in (2, 3, 400)]
     with files_up_to(10_000), pytest.raises(FileError, match=r"shard-00002.*the 5 rows before it are kept"):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pages import DOCS, fill, write_page
 
-from oodles.bench.experiment import Extraction, Tables, run_tables
+from oodles.bench.experiment import Extraction, Ready, Tables, run_tables
 from oodles.bench.suites import SUITES, Suite
 from oodles.bench.tables import compare, markdown, sweep_view
 from oodles.detectors import DICE, Detector, Mahalanobis, parse
@@ -39,7 +39,6 @@ FIGURES = ("figure1-contributions", "figure2-outputs", "figure3-sweep", "figure4
 PLAIN_ODIN = "odin(epsilon=0.004)"
 COMPARED = ("msp", "energy", "dice(0.9)+energy")
 
-Deep = tuple[list[Detector], dict[str, Features]]
 """The detectors that need more of the network than embeddings, and the features they need."""
 
 
@@ -59,7 +58,7 @@ def main() -> None:
     write_page("reproduction", counts=";\n  ".join(counts), **sections)
 
 
-def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Features], dict[str, Selection], Deep]:
+def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Features], dict[str, Selection], list[Ready]]:
     """Features of every set, the choice of p on noise over two grids, and what needs more of the network."""
     run = f"densenet101-{record.name}"
     network = build_model(record.model)
@@ -67,15 +66,14 @@ def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Featur
     train, test = record.open_id(data)
     sets = {"train": train, "test": test, **record.open_ood(data)}
     extraction = Extraction(record.transform, store / record.name / run, tell=print)
-    features = extraction.features(network, sets)
+    deep = [detector for detector in map(parse, main_specs(record)) if needs_network(detector)]
+    features, ready = extraction.run(network, sets, deep)
     blank = torch.zeros(1, 3, record.transform.size, record.transform.size)
     noise = noise_features(network, blank, count=1000, store=store / "noise" / run)
     ids = {"train": features["train"], "held_out": features["test"], "outliers": noise}
     grids = {"the paper's grid": PAPER_GRID, "a finer grid": FINE_GRID}
-    deep = [detector for detector in map(parse, main_specs(record)) if needs_network(detector)]
-    passes = extraction.passes(network, sets, deep)
     chosen = {name: select_p(DICE(), **ids, grid=grid) for name, grid in grids.items()}
-    return features, chosen, (deep, passes)
+    return features, chosen, ready
 
 
 def main_specs(record: Suite) -> list[str]:
@@ -96,9 +94,11 @@ def draw(record: Suite, features: dict[str, Features], work: Path) -> None:
 # The parts of the page --------------------------------------------------------------------------
 
 
-def section(record: Suite, detail: str, features: dict[str, Features], chosen: dict[str, Selection], deep: Deep) -> str:
+def section(
+    record: Suite, detail: str, features: dict[str, Features], chosen: dict[str, Selection], deep: list[Ready]
+) -> str:
     """All tables, the choice of p, the theory and the figures of one network."""
-    options = {"p": record.p, "id_set": record.name, "bootstrap": 1000, "deep": deep[0], "passes": deep[1]}
+    options = {"p": record.p, "id_set": record.name, "bootstrap": 1000, "deep": deep}
     result = run_tables(list(TABLES), features, main=main_specs(record), **options)
     views = {name: compare(result.rows[name], paper=record.name) for name in TABLES if name != "sweep"}
     views["sweep"] = sweep_view(result.points, paper=record.name)
@@ -110,7 +110,7 @@ def section(record: Suite, detail: str, features: dict[str, Features], chosen: d
         train_rows=f"{len(features['train']):,}",
         classes=record.classes,
         **{f"{name}_table": markdown(view).rstrip() for name, view in views.items()},
-        **main_values(record, result, deep[0]),
+        **main_values(record, result, [each.detector for each in deep]),
         sparsification_lowest=lowest(result, "sparsification"),
         selection_lowest=lowest(result, "selection"),
         **choice(chosen, features),

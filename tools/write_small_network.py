@@ -103,9 +103,8 @@ def measure(
     """The main table of these detectors, and the size of the input step of the last one."""
     extraction = Extraction(CIFAR, store, head=head, tell=print)
     deep = [detector for detector in map(parse, specs) if needs_network(detector)]
-    passes = extraction.passes(network, sets, deep)
-    features = extraction.features(network, sets)
-    result = run_tables(["main"], features, main=specs, p=0.9, id_set="cifar10", deep=deep, passes=passes)
+    features, ready = extraction.run(network, sets, deep)
+    result = run_tables(["main"], features, main=specs, p=0.9, id_set="cifar10", deep=ready)
     return result, getattr(deep[-1], "step_size", None)
 
 

@@ -1,5 +1,6 @@
 from . import bench as bench
 from . import detectors as detectors
+from . import distributed as distributed
 from . import errors as errors
 from . import functional as functional
 from . import metrics as metrics

@@ -70,7 +70,7 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
     bad = np.flatnonzero(~np.isfinite(scores))
     if len(bad):
         raise DataError(f"{len(bad)} of {len(scores)} ID scores are not finite, the first at index {bad[0]}")
-    rank = math.floor((1 - id_rate) * (len(scores) + 1) + 1e-9)
+    rank = min(len(scores), math.floor((1 - id_rate) * (len(scores) + 1) + 1e-9))
     if rank < 1:
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
         raise DataError(f"{len(scores)} ID scores are too few for id_rate={id_rate}; at least {least} are needed")

@@ -118,14 +118,23 @@ def check_logits(columns: Columns, head: Callable[[Tensor], Tensor]) -> None:
         )
 
 
-def to_storage(columns: Columns, dtype: torch.dtype) -> Columns:
-    """Columns as they are written to disk: on the CPU, floats as ``dtype``, labels as 64-bit integers."""
+def as_stored(columns: Columns, dtype: torch.dtype) -> Columns:
+    """Columns on the CPU, floats as ``dtype`` and labels as 64-bit integers."""
     kinds = {name: torch.int64 if name == "labels" else dtype for name in columns}
-    converted = {name: column.detach().to("cpu", kinds[name]) for name, column in columns.items()}
-    if dtype == torch.float16:
-        for name, column in converted.items():
-            _check_finite(f"{name} as float16 (largest value 65504)", column)
+    return {name: column.detach().to("cpu", kinds[name]) for name, column in columns.items()}
+
+
+def to_storage(columns: Columns, dtype: torch.dtype) -> Columns:
+    """Columns as they are written to disk; numbers too large for ``dtype`` are an error."""
+    converted = as_stored(columns, dtype)
+    for name, column in converted.items():
+        if torch.promote_types(columns[name].dtype, column.dtype) != column.dtype:
+            _check_finite(f"{name} as {_name(dtype)} (largest value {torch.finfo(dtype).max:.6g})", column)
     return converted
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def rows_not_finite(columns: Columns) -> list[int]:

@@ -1,18 +1,19 @@
-"""``Features`` and ``Head``: the data structures that every other part of oodles works on."""
+"""``Features``: the columns that every other part of oodles works on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from oodles.classifier import Classifier
+from oodles.classifier import Head as Head
 from oodles.columns import (
     LAYER,
-    PRECISIONS,
     Block,
     Columns,
     Gathered,
@@ -27,89 +28,9 @@ from oodles.columns import (
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.store import Store, Writer
 
-CHUNK_ELEMENTS = 1 << 22
+CHUNK_ELEMENTS = 1 << 21  # twice that in float64 is what an allocator reuses; larger blocks are mapped anew each time
 SHARD_ELEMENTS = 1 << 24
 FEWEST_TO_SPLIT = 100
-
-
-@dataclass(frozen=True, eq=False)
-class Head:
-    """The last linear layer: ``weight (C, m)`` and ``bias (C,)`` or None; calling it gives logits.
-
-    >>> Head(torch.eye(2))(torch.tensor([[3.0, 4.0]]))
-    tensor([[3., 4.]])
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        device = as_tensor("weight", self.weight).device
-        for name, part in self.tensors().items():
-            object.__setattr__(self, name, as_tensor(name, part).to(device))  # from NumPy too
-        if self.weight.ndim != 2:
-            raise ShapeError(f"a head's weight is (classes, width), got shape {tuple(self.weight.shape)}")
-        if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
-            raise ShapeError(f"{self.classes} classes need a bias ({self.classes},), got {tuple(self.bias.shape)}")
-        for name, tensor in self.tensors().items():
-            if tensor.dtype not in PRECISIONS:
-                raise ShapeError(f"a head's {name} is of type {tensor.dtype}; convert it to floating point of 16+ bits")
-            if not torch.isfinite(tensor).all():
-                raise DataError(f"the head's {name} contains NaN or infinite values; is the checkpoint intact?")
-
-    def __call__(self, embedding: Tensor) -> Tensor:
-        """The logits ``(n, C)`` of embeddings ``(n, m)``."""
-        return F.linear(embedding.to(self.weight.dtype), self.weight, self.bias)
-
-    @property
-    def classes(self) -> int:
-        """C, the number of logits."""
-        return self.weight.shape[0]
-
-    @property
-    def width(self) -> int:
-        """m, the length of an embedding."""
-        return self.weight.shape[1]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(C, m)``."""
-        return self.classes, self.width
-
-    def full_bias(self) -> Tensor:
-        """The bias, or zeros if there is none."""
-        return torch.zeros_like(self.weight[:, 0]) if self.bias is None else self.bias
-
-    @cached_property
-    def probe(self) -> Tensor:
-        """The logits ``(C,)`` of a fixed pseudo-random embedding, by which heads are told apart in any precision."""
-        embedding = torch.rand(self.width, generator=torch.Generator().manual_seed(0))
-        return self.weight.detach().cpu().float() @ embedding + self.full_bias().detach().cpu().float()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The weight and, if there is one, the bias, by name."""
-        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Head":
-        """The same head on another device or with another floating-point type."""
-        parts = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.tensors().items()}
-        return self if parts["weight"] is self.weight and parts.get("bias") is self.bias else Head(**parts)
-
-    def same_as(self, other: "Head") -> bool:
-        """Whether both have exactly the same numbers."""
-        if (self.bias is None) != (other.bias is None):
-            return False
-        theirs = other.tensors()
-        return all(torch.equal(mine.cpu(), theirs[name].cpu()) for name, mine in self.tensors().items())
-
-
-@dataclass(frozen=True, eq=False)
-class Classifier:
-    """What is known of the model that features came from."""
-
-    head: Head | None = None
-    class_names: tuple[str, ...] = ()
-    multilabel: bool = False
 
 
 class Features:
@@ -126,7 +47,7 @@ class Features:
     Features(rows=3, width=2, classes=2, labels=yes)
     """
 
-    __slots__ = ("_bad_rows", "_blocks", "_joined", "_model", "_names", "_rows")
+    __slots__ = ("_bad_rows", "_blocks", "_joined", "_model", "_names", "_rows", "validated")
 
     def __init__(
         self,
@@ -164,6 +85,7 @@ class Features:
         self._model = model
         self._bad_rows = tuple(bad_rows)
         self._joined: Columns = {}
+        self.validated = True
 
     @classmethod
     def _trusted(
@@ -178,7 +100,9 @@ class Features:
     def unvalidated(cls, columns: Columns, head: Head | None = None) -> Self:
         """Rows as they come out of a network, which may contain NaN or infinite values."""
         rows = len(next(iter(columns.values())))
-        return cls._trusted([InMemory(rows, columns)], columns, Classifier(head))
+        self = cls._trusted([InMemory(rows, columns)], columns, Classifier(head))
+        self.validated = False
+        return self
 
     def __len__(self) -> int:
         return self._rows
@@ -275,16 +199,29 @@ class Features:
     def batches(self, batch_size: int | None = None) -> Iterator["Features"]:
         """Consecutive pieces of at most ``batch_size`` rows, as views, that together cover every row once.
 
-        By default a piece is about 16 MB, which keeps it in the processor's caches.
+        By default a piece is about 8 MB, which keeps it in the processor's caches. While one block of a store is used,
+        the next one is read and checked.
         """
         if batch_size is None:
             batch_size = max(256, CHUNK_ELEMENTS // max(1, self.width, self.classes))
         if batch_size < 1:
             raise ArgumentError(f"batch_size={batch_size} must be at least 1")
-        for block in self._blocks:
-            columns = block.columns()
+        for block, columns in self._read_ahead():
             for start in range(0, block.rows, batch_size):
                 yield self._pick(columns, slice(start, start + batch_size))
+
+    def _read_ahead(self) -> Iterator[tuple[Block, Columns]]:
+        """Each block with its columns, of which the next ones are read meanwhile."""
+        if len(self._blocks) == 1:
+            yield self._blocks[0], self._blocks[0].columns()
+            return
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(self._blocks[0].columns)
+            for block, following in zip_longest(self._blocks, self._blocks[1:]):
+                columns = coming.result()
+                if following is not None:
+                    coming = pool.submit(following.columns)
+                yield block, columns
 
     def split(self, fraction: float = 0.2, *, seed: int = 0) -> tuple["Features", "Features"]:
         """The rows in two parts, chosen at random: all but ``fraction`` of them, and that fraction.
@@ -308,7 +245,7 @@ class Features:
             chosen = index if isinstance(index, slice) else torch.as_tensor(index).to(self.device)
             if isinstance(chosen, Tensor) and chosen.ndim != 1:
                 raise ArgumentError(f"features take a slice, a list of rows or a mask, not {index!r}")
-            picked = self._pick({name: self._column(name) for name in self._names}, chosen)
+            picked = self._take(torch.arange(len(self), device=self.device)[chosen])
         if len(picked) == 0:
             raise DataError(f"{self}[{index}] selects no rows")
         return picked
@@ -324,16 +261,29 @@ class Features:
             offset += block.rows
         return Features._trusted(pieces, self._names, self._model)
 
+    def _take(self, rows: Tensor) -> "Features":
+        """Copies of the given rows, in the order given; of each block only what is wanted of it."""
+        taken: Columns = {}
+        for block, here, inside in self._located(rows):
+            for name, column in block.columns().items():
+                if name not in taken:
+                    taken[name] = column.new_empty(len(rows), *column.shape[1:])
+                taken[name][here] = column[inside]
+        return Features._trusted([InMemory(len(rows), taken)], self._names, self._model)
+
     def gather(self, rows: Tensor) -> "Features":
         """The rows of an ascending index, without reading any of them yet."""
-        pieces: list[Block] = []
+        pieces = [Gathered(block, inside) for block, _, inside in self._located(rows)]
+        return Features._trusted(pieces, self._names, self._model)
+
+    def _located(self, rows: Tensor) -> Iterator[tuple[Block, Tensor, Tensor]]:
+        """Each block that has some of the rows, which of them, and where in the block they are."""
         offset = 0
         for block in self._blocks:
-            inside = rows[(rows >= offset) & (rows < offset + block.rows)] - offset
-            if len(inside):
-                pieces.append(Gathered(block, inside))
+            here = (rows >= offset) & (rows < offset + block.rows)
+            if here.any():
+                yield block, here, rows[here] - offset
             offset += block.rows
-        return Features._trusted(pieces, self._names, self._model)
 
     def _pick(self, columns: Columns, index: slice | Tensor) -> "Features":
         picked = {name: column[index] for name, column in columns.items()}

@@ -343,7 +343,7 @@ class Guard(nn.Module):
 
 def _first_inputs(model: nn.Module, train: Iterable[Any], labels: LabelsAt) -> Inputs | None:
     """The first inputs of a loader; None if they cannot be read twice."""
-    return None if iter(train) is train else first_batches(BatchReader(unwrap(model), labels), train, 8)[0][0]
+    return None if iter(train) is train else next(first_batches(BatchReader(unwrap(model), labels), train, 8))[0]
 
 
 def _has_head(model: nn.Module, train: Iterable[Any], labels: LabelsAt, device: torch.device | str | None) -> bool:

@@ -22,8 +22,9 @@ Array = npt.NDArray[Any]
 Kind = Literal["id", "ood"]
 Interval = tuple[float, float]
 
-PARALLEL_FROM = 1 << 17
-BLOCK = 1 << 18
+PARALLEL_FROM = 1 << 19  # below it, waiting for another thread costs more than it brings
+FEW = 4  # if there are at most one in so many different scores, sums are over these
+BLOCK = 1 << 17  # ID scores that are looked at together, so that every temporary array stays in the caches
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,6 @@ class _Totals:
     gap: float = 0.0
     accepted_ood: float = 0.0
     rejected_id: float = 0.0
-    ties: bool = False
 
     def __add__(self, other: "_Totals") -> "_Totals":
         return _Totals(
@@ -165,151 +165,135 @@ class _Totals:
             max(self.gap, other.gap),
             self.accepted_ood + other.accepted_ood,
             self.rejected_id + other.rejected_id,
-            self.ties or other.ties,
         )
 
 
 def _totals(ids: Array, oods: Array) -> _Totals:
-    """Totals of all scores: by their values, or by their ranks if the last bit of the values is needed."""
-    keys = np.concatenate([ids, oods], dtype=np.float64)
-    narrow = ids.dtype.itemsize < 8 and oods.dtype.itemsize < 8
-    with np.errstate(over="ignore", invalid="ignore"):
-        finite = np.isfinite(keys.sum())
-    if finite:
-        totals = _Sweep(keys, len(ids)).totals()
-        if narrow or not totals.ties:
-            return totals
-    # ranks distinguish infinities, and float64 scores that differ only in the last bit; no metric changes
-    ranks = np.unique(np.concatenate([ids, oods]), return_inverse=True)[1]
-    return _Sweep(ranks.astype(np.float64), len(ids)).totals()
+    """Totals of all scores: both kinds are sorted, then merged block by block."""
+    kind = np.result_type(ids, oods)
+    kind = np.dtype(np.float32) if kind == np.float16 else kind
+    parallel = len(ids) + len(oods) >= PARALLEL_FROM
+    ids, oods = _both(
+        lambda: np.sort(ids.astype(kind, copy=False)),
+        lambda: np.sort(oods.astype(kind, copy=False)),
+        parallel=parallel,
+    )
+    # a group of equal scores is never split between blocks
+    firsts = ids[range(BLOCK, len(ids), BLOCK)]
+    id_cuts = [0, *np.searchsorted(ids, firsts, side="left").tolist(), len(ids)]
+    ood_cuts = [0, *np.searchsorted(oods, firsts, side="left").tolist(), len(oods)]
+    blocks = [
+        _Block(ids, oods, slice(*id_cut), slice(*ood_cut))
+        for id_cut, ood_cut in zip(pairwise(id_cuts), pairwise(ood_cuts), strict=True)
+    ]
+
+    def work(part: list[_Block]) -> _Totals:
+        return sum((block.totals() for block in part), _Totals())
+
+    half = len(blocks) // 2
+    low, high = _both(lambda: work(blocks[:half]), lambda: work(blocks[half:]), parallel=parallel and half > 0)
+    total: _Totals = low + high
+    return total
 
 
-class _Sweep:
-    """One pass over ID and OOD scores together, in ascending order, sorted once.
+@dataclass
+class _Block:
+    """A range of scores, from all those in ascending order: the ID scores ``ids[id_part]`` and as for OOD.
 
-    The last bit of each 64-bit key says which kind it is (1 for OOD), so that no permutation has to be sorted with the
-    keys; scores that were float32 never use that bit.
+    Among equal scores, ID comes first. Then a score at which ID is accepted accepts the OOD scores equal to it, no
+    threshold inside a group of equal scores is better than the one below it, and ties matter in two places only:
+    the precisions, which are those of whole groups, and pairs of equal scores, which count half.
     """
 
-    def __init__(self, keys: Array, n_id: int) -> None:
-        self.n, self.n_id, self.n_ood = len(keys), n_id, len(keys) - n_id
-        self._parallel = self.n >= PARALLEL_FROM
-        bits = keys.view(np.int64)
-        bits &= ~1
-        keys += 0.0  # -0.0 becomes 0.0, so that equal scores have equal bits
-        bits[n_id:] |= 1
-        if self._parallel:
-            middle = self.n // 2
-            keys.partition(middle)
-            self._both(keys[:middle].sort, keys[middle:].sort)
-        else:
-            keys.sort()
-        self._keys, self._bits = keys, bits
+    ids: Array
+    oods: Array
+    id_part: slice
+    ood_part: slice
 
     def totals(self) -> _Totals:
-        """The totals of all scores, block by block, so that every temporary array stays in the caches."""
-        marks = range(BLOCK, self.n - BLOCK // 2, BLOCK)
-        cuts = sorted({0, self.n, *(self._group_end(mark) for mark in marks)})
-        spans = list(pairwise(cuts))
-        half = len(spans) // 2
-        kinds_low, kinds_high = self._both(lambda: self._kinds(spans[:half]), lambda: self._kinds(spans[half:]))
-        kinds = [*kinds_low, *kinds_high]
-        before = np.cumsum([0, *(int(np.count_nonzero(kind)) for kind in kinds)]).tolist()
-
-        def work(part: range) -> _Totals:
-            return sum((self._block(*spans[k], kinds[k], before[k]) for k in part), _Totals())
-
-        low, high = self._both(lambda: work(range(half)), lambda: work(range(half, len(spans))))
-        total: _Totals = low + high
-        return total
-
-    def _kinds(self, spans: list[tuple[int, int]]) -> list[Array]:
-        """For each span, True where a score is OOD, from its last bit."""
-        return [(self._bits[start:stop].astype(np.uint8) & 1).view(np.bool_) for start, stop in spans]
-
-    def _block(self, start: int, stop: int, is_ood: Array, ood_before: int) -> _Totals:
-        """The scores ``start:stop``; a group of equal scores is never split between blocks."""
-        step = self._bits[start + 1 : stop] ^ self._bits[start : stop - 1]
-        if stop - start > 1 and step.view(np.uint64).min() <= 1:
-            return self._tied(start, is_ood, np.flatnonzero(step.view(np.uint64) > 1), ood_before)
-        return self._distinct(start, is_ood, ood_before)
-
-    def _distinct(self, start: int, is_ood: Array, ood_before: int) -> _Totals:
-        """A block in which no two scores are equal; the usual case, so computed in place."""
+        """What the scores of this block add."""
+        x, y = self.ids[self.id_part], self.oods[self.ood_part]
+        is_ood = np.argsort(np.concatenate([x, y]), kind="stable") >= len(x)  # merges the two, which are sorted
         totals = _Totals()
-        at = np.flatnonzero(~is_ood).astype(np.float64)
-        if len(at):
-            first = start - ood_before
-            at += start
-            rank = np.arange(first, first + len(at), dtype=np.float64)
-            totals.ranks = float(at.sum() - rank.sum())
-            wanted = self.n_id - _at_least(0.95, self.n_id) - first
-            if 0 <= wanted < len(at):
-                totals.accepted_ood = self.n_ood - float(at[wanted] - rank[wanted])
-            left = self.n_id - rank
-            gap = at * (1 / self.n_ood)
-            rank *= 1 / self.n_ood + 1 / self.n_id
-            gap -= rank
-            totals.gap = float(gap.max())
-            np.subtract(self.n, at, out=at)
-            left /= at
-            totals.precision_id = float(left.sum())
-        at = np.flatnonzero(is_ood).astype(np.float64)
-        if len(at):
-            at += start + 1
-            rank = np.arange(ood_before + 1, ood_before + 1 + len(at), dtype=np.float64)
-            wanted = _at_least(0.95, self.n_ood) - 1 - ood_before
-            if 0 <= wanted < len(at):
-                totals.rejected_id = float(at[wanted] - rank[wanted])
-            rank /= at
-            totals.precision_ood = float(rank.sum())
+        if len(x):
+            self._add_ids(totals, x, np.flatnonzero(~is_ood))
+        if len(y):
+            self._add_oods(totals, x, y, np.flatnonzero(is_ood))
         return totals
 
-    def _tied(self, start: int, is_ood: Array, ends: Array, ood_before: int) -> _Totals:
-        """A block with ties: the same sums over groups of equal scores; an edge counts the scores below it."""
-        groups = len(ends) + 1
-        all_edge, ood_edge = np.empty(groups + 1), np.empty(groups + 1)
-        all_edge[0], ood_edge[0] = start, ood_before
-        all_edge[-1] = start + len(is_ood)
-        np.add(ends, start + 1.0, out=all_edge[1:-1])
-        upto = np.cumsum(is_ood, dtype=np.float64)
-        upto += ood_before
-        np.take(upto, ends, out=ood_edge[1:-1])
-        ood_edge[-1] = upto[-1]
-        id_edge = all_edge - ood_edge
-        ids, oods = np.diff(id_edge), np.diff(ood_edge)
-        left = self.n_id - id_edge[:-1]
-        left /= self.n - all_edge[:-1]
-        totals = _Totals(
-            ranks=float(np.dot(ids, ood_edge[:-1]) + np.dot(ids, ood_edge[1:])) / 2,
-            precision_id=float(np.dot(ids, left)),
-            precision_ood=float(np.dot(oods, ood_edge[1:] / all_edge[1:])),
-            gap=float((ood_edge[:-1] * (1 / self.n_ood) - id_edge[:-1] * (1 / self.n_id)).max()),
-            ties=True,
-        )
-        wanted = self.n_id - _at_least(0.95, self.n_id)
-        if id_edge[0] <= wanted < id_edge[-1]:
-            at = int(np.searchsorted(id_edge[1:], wanted, side="right"))
-            totals.accepted_ood = self.n_ood - float(ood_edge[at])
-        wanted = _at_least(0.95, self.n_ood) - 1
-        if ood_edge[0] <= wanted < ood_edge[-1]:
-            at = int(np.searchsorted(ood_edge[1:], wanted, side="right"))
-            totals.rejected_id = float(id_edge[at + 1])
-        return totals
+    def _add_ids(self, totals: _Totals, x: Array, at: Array) -> None:
+        n_id, n_ood, start = len(self.ids), len(self.oods), self.id_part.start
+        at -= np.arange(len(x))
+        below = at + float(self.ood_part.start)  # how many OOD scores are below each ID score
+        totals.ranks = float(below.sum())
+        wanted = n_id - _at_least(0.95, n_id) - start
+        if 0 <= wanted < len(x):
+            totals.accepted_ood = n_ood - float(below[wanted])
+        left = np.arange(n_id - start, n_id - start - len(x), -1.0)  # how many ID scores are at or above it
+        sizes = None
+        distinct = _distinct(x)
+        if distinct <= len(x) // FEW:
+            firsts, sizes = _groups(x)
+            below, left = below[firsts], left[firsts]
+        elif distinct < len(x):
+            left = n_id - start - _first_of_equals(x).astype(np.float64)
+        gap = below * (1 / n_ood)
+        gap += left * (1 / n_id)
+        totals.gap = float(gap.max()) - 1
+        np.subtract(n_ood, below, out=below)
+        below += left
+        left /= below
+        totals.precision_id = float((left if sizes is None else left * sizes).sum())
 
-    def _group_end(self, index: int) -> int:
-        """The index just after the group of equal scores that ``index`` lies in."""
-        bits = self._bits[index : index + 1]
-        largest = max((bits | 1).view(np.float64)[0], (bits & ~1).view(np.float64)[0])
-        return int(np.searchsorted(self._keys, largest, side="right"))
+    def _add_oods(self, totals: _Totals, x: Array, y: Array, at: Array) -> None:
+        n_ood, start = len(self.oods), self.ood_part.start
+        at -= np.arange(len(y))  # how many of the block's ID scores are at or below each OOD score
+        wanted = _at_least(0.95, n_ood) - 1 - start
+        if 0 <= wanted < len(y):
+            totals.rejected_id = float(at[wanted] + self.id_part.start)
+        count = np.arange(start + 1.0, start + 1.0 + len(y))  # how many OOD scores are at or below it
+        sizes = None
+        distinct = _distinct(y)
+        if distinct <= len(y) // FEW:
+            firsts, sizes = _groups(y)
+            y, at, count = y[firsts], at[firsts], count[firsts + sizes - 1]
+        elif distinct < len(y):
+            count = start + len(y) - _first_of_equals(y[::-1])[::-1].astype(np.float64)
+        if len(x):
+            tied = np.flatnonzero(x[at - 1] == y)  # where at is 0 this is the largest, which is not equal
+            pairs = at[tied] - np.searchsorted(x, y[tied], side="left")
+            totals.ranks += float((pairs if sizes is None else pairs * sizes[tied]).sum()) / 2
+        upto = at + float(self.id_part.start)
+        upto += count
+        count /= upto
+        totals.precision_ood = float((count if sizes is None else count * sizes).sum())
 
-    def _both(self, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
-        """Call both, in parallel if the arrays are large: NumPy releases the interpreter lock."""
-        if not self._parallel:
-            return one(), two()
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(two)
-            return one(), other.result()
+
+def _distinct(ordered: Array) -> int:
+    """How many different values there are among sorted ones."""
+    return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
+
+
+def _groups(ordered: Array) -> tuple[Array, Array]:
+    """Where each group of equal values begins, and how many there are in it."""
+    firsts = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
+    return firsts, np.diff(firsts, append=len(ordered))
+
+
+def _first_of_equals(ordered: Array) -> Array:
+    """For each of some sorted values, the place of the first that is equal to it."""
+    place = np.arange(len(ordered))
+    place[1:][ordered[1:] == ordered[:-1]] = 0
+    return np.maximum.accumulate(place, out=place)
+
+
+def _both(one: Callable[[], Any], two: Callable[[], Any], *, parallel: bool) -> tuple[Any, Any]:
+    """Call both, in parallel if that is worth it: NumPy releases the interpreter lock."""
+    if not parallel:
+        return one(), two()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(two)
+        return one(), other.result()
 
 
 def _fpr_id(ids: Array, oods: Array, tpr: float) -> float:

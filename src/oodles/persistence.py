@@ -218,6 +218,8 @@ def _check_tensors(detector: Detector) -> None:
             raise ValueError(f"{name} is of type {tensor.dtype}")
         if leaf == "shape_" and not (tensor.shape == (2,) and tensor.min() >= 0 and tensor.max() <= MOST_COLUMNS):
             raise ValueError(f"{name} is not a width and a number of classes")
+        if leaf == "probe_" and not (tensor.ndim == 1 and len(tensor)):
+            raise ValueError(f"{name} is not a row of logits")
         if leaf == "choice_" and not (tensor.ndim == 0 and tensor >= 0):
             raise ValueError(f"{name} is not the number of a choice")
         if tensor.is_floating_point() and not is_finite(tensor):

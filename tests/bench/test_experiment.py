@@ -1,23 +1,27 @@
 """Extraction of an experiment's features, every table from them, and reading them back from a store."""
 
+import os
 import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.networks import one_thread, seeded  # noqa: F401
+from support.networks import CLASSES, one_thread, seeded  # noqa: F401
+from support.smooth import smooth
 from torch import nn
 
 from oodles.bench import experiment
 from oodles.bench.experiment import Extraction, Tables, load_experiment, run_tables
 from oodles.bench.run import benchmark
 from oodles.bench.tables import compare
+from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import Features
+from oodles.network.extraction import extract
 from oodles.paper.sweep import SWEEP_GRID
 from oodles.paper.tables import TABLES
 from oodles.testing import example_features
@@ -194,6 +198,131 @@ def test_another_networks_store_is_refused(pictures, tmp_path):
     Extraction(TRANSFORM, tmp_path / "store").features(seeded(net), pictures)
     with pytest.raises(FileError, match="was written with another model"):
         Extraction(TRANSFORM, tmp_path / "store").features(seeded(net, 1), pictures)
+
+
+# One store for all detectors --------------------------------------------------------------------
+
+ODIN, LAYERS = "odin(epsilon=0.1)", "mahalanobis(layers=('first',))"
+SIZES = {"train": 30, "test": 14, "other": 12}
+
+
+@pytest.fixture
+def bitmaps(tmp_path):
+    """Sets of different sizes, so that passes show which set they are of, in files that are all of one size."""
+    rng = np.random.default_rng(1)
+    for name, count in SIZES.items():
+        for place in range(count):
+            folder = tmp_path / "bitmaps" / name / f"class{place % CLASSES}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{place}.bmp")
+    return {name: open_images(tmp_path / "bitmaps" / name) for name in SIZES}
+
+
+def deep_run(network, sets, store=None, specs=(ODIN, LAYERS), **options):
+    """The rows of these detectors and of two plain ones, and the passes by set: forward and backward."""
+    network.forwards.clear()
+    network.backwards.clear()
+    extraction = Extraction(TRANSFORM, store, **options)
+    features, ready = extraction.run(network, sets, [parse(spec) for spec in specs])
+    found = run_tables(["main"], features, main=["msp", "dice(0.5)", *specs], p=0.5, deep=ready).all_rows()
+    passes = {name: (network.forwards.count(n), network.backwards.count(n)) for name, n in SIZES.items()}
+    return {(row.detector, row.ood_set): row for row in found}, passes
+
+
+IDLE = dict.fromkeys(SIZES, (0, 0))
+FULL = {"train": (4, 1), "test": (2, 1), "other": (2, 1)}
+
+
+@pytest.fixture
+def network():
+    return smooth(dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+class TestOneStore:
+    def test_the_network_runs_once_and_once_more_after_a_step(self, network, bitmaps, tmp_path):
+        # training images: their features, tuning on them, a step that makes adversarial copies, and the copies
+        _, passes = deep_run(network, bitmaps, tmp_path / "s")
+        assert passes == FULL
+        assert deep_run(network, bitmaps)[1] == FULL, "in memory too"
+
+    def test_every_row_is_that_of_separate_extractions(self, network, bitmaps, tmp_path):
+        rows, _ = deep_run(network, bitmaps, tmp_path / "s")
+        plain = Extraction(TRANSFORM).features(network, bitmaps)
+        direct = run_tables(["main"], plain, main=["msp", "dice(0.5)"], p=0.5).all_rows()
+        alone = [deep_run(network, bitmaps, specs=[spec])[0] for spec in (ODIN, LAYERS)]
+        assert {key: row for part in alone for key, row in part.items()} == rows
+        assert [rows[row.detector, row.ood_set] for row in direct] == direct
+
+    def test_a_second_run_is_arithmetic_only(self, network, bitmaps, tmp_path, monkeypatch):
+        first, _ = deep_run(network, bitmaps, tmp_path / "s")
+        monkeypatch.setattr(ImageLoader, "_decode", lambda *_: pytest.fail("an image was decoded"))
+        network.first.register_forward_hook(lambda *_: pytest.fail("the network ran"))
+        assert deep_run(network, bitmaps, tmp_path / "s") == (first, IDLE)
+        assert deep_run(network, bitmaps, tmp_path / "s", [ODIN])[1] == IDLE
+        assert deep_run(network, bitmaps, tmp_path / "s", [LAYERS])[1] == IDLE
+        Extraction(TRANSFORM, tmp_path / "s").features(network, bitmaps)
+        assert set(load_experiment(tmp_path / "s")) == set(SIZES)
+
+    def test_further_detectors_extract_only_what_they_add(self, network, bitmaps, tmp_path):
+        deep_run(network, bitmaps, tmp_path / "s", [ODIN])
+        rows, passes = deep_run(network, bitmaps, tmp_path / "s")
+        assert passes == {"train": (4, 1), "test": (1, 0), "other": (1, 0)}, "ODIN's step is not run again"
+        assert rows == deep_run(network, bitmaps)[0]
+        assert deep_run(network, bitmaps, tmp_path / "s") == (rows, IDLE)
+
+    def test_stores_of_the_earlier_layout_are_used(self, network, bitmaps, tmp_path):
+        """Plain features in one store, and layers and steps in another."""
+        store, odin = tmp_path / "s", parse(ODIN)
+        for name, images in bitmaps.items():
+            options = {"labels": name != "other", "preprocessing": TRANSFORM.as_record(), "progress": False}
+            loader = ImageLoader(images, TRANSFORM, labels=name != "other")
+            extract(network, loader, store=store / name, **options)
+            deep = {"layers": ["first"], "steps": () if name == "train" else odin.steps()}
+            extract(network, loader, store=store / "passes" / f"{name:x>12}" / name, **deep, **options)
+        rows, passes = deep_run(network, bitmaps, store)
+        assert passes == {"train": (3, 1), "test": (0, 0), "other": (0, 0)}, "only tuning, which was not stored"
+        assert rows == deep_run(network, bitmaps)[0]
+
+    def test_a_changed_image_of_the_same_size_and_time(self, network, bitmaps, tmp_path, monkeypatch):
+        path = next((tmp_path / "bitmaps" / "other").rglob("*.bmp"))
+        before, content = path.stat(), path.read_bytes()
+
+        def write(changed):
+            path.write_bytes(changed)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+        deep_run(network, bitmaps, tmp_path / "s", [ODIN])
+        write(content[:-1] + bytes([content[-1] ^ 255]))
+        with pytest.raises(FileError, match="other was extracted from other inputs"):
+            deep_run(network, bitmaps, tmp_path / "s", [ODIN])  # by the time of the change, where there is one
+        write(content)
+        monkeypatch.setattr(ImageLoader, "stamp", lambda loader: f"{loader.images.name} {len(loader.images)}")
+        deep_run(network, bitmaps, tmp_path / "s", [ODIN])
+        write(content[:-1] + bytes([content[-1] ^ 255]))
+        assert deep_run(network, bitmaps, tmp_path / "s", [ODIN])[1] == IDLE
+        with pytest.raises(FileError, match="other was extracted from other inputs"):
+            deep_run(network, bitmaps, tmp_path / "s", [ODIN], verify=True)
+        write(content)
+        assert deep_run(network, bitmaps, tmp_path / "s", [ODIN], verify=True)[1] == IDLE
+
+    @pytest.mark.parametrize("where", ["tuning", "copies", "other"])
+    def test_an_interrupted_run_is_continued(self, network, bitmaps, tmp_path, where):
+        calls = {"tuning": (30, 2), "copies": (30, 4), "other": (12, 1)}
+        size, call = calls[where]
+
+        def interrupt(module, inputs):
+            if len(inputs[0]) == size and network.forwards.count(size) == call:
+                raise KeyboardInterrupt
+
+        handle = network.first.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            deep_run(network, bitmaps, tmp_path / "s")
+        handle.remove()
+        rows, passes = deep_run(network, bitmaps, tmp_path / "s")
+        assert rows == deep_run(network, bitmaps)[0]
+        left = {"tuning": (3, 1), "copies": (2, 1), "other": (0, 0)}
+        assert passes["train"] == left[where], "what was complete is not extracted again"
 
 
 # Loading from a store ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from oodles.bench.experiment import load_experiment
 from oodles.bench.run import benchmark
 from oodles.bench.suites import OPENOOD, SUITES
 from oodles.cli.bench import OPENOOD_NAMES
+from oodles.data.loaders import ImageLoader
 from oodles.detectors import detector_list, parse
 from oodles.features import Features
 from oodles.paper.sweep import SWEEP_GRID
@@ -212,6 +213,17 @@ def test_other_images_under_the_same_name_are_refused(refused, benched):
     assert "kept/id/one/green was extracted from other inputs" in refused(*SETS, *sets)
 
 
+def test_images_are_read_again_only_to_verify_them(oodles_run, benched, monkeypatch):
+    arguments = bench_arguments("--store", "kept", "--detector", "msp", "--json")
+    code, first, _ = oodles_run(*arguments)  # whoever wrote the store, the times of the files are now known
+    read, pixels = [], ImageLoader.pixels
+    monkeypatch.setattr(ImageLoader, "pixels", lambda *rest: read.append(rest[0].images.name) or pixels(*rest))
+    assert (code, oodles_run(*arguments)[:2]) == (0, (0, first))
+    assert read == []
+    assert oodles_run(*arguments, "--verify")[:2] == (0, first)
+    assert len(read) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -266,6 +278,7 @@ def test_invalid_arguments_are_refused_before_anything_is_read(refused, tmp_path
     [
         (["--out", "one.pt"], "--out one.pt is a file; give a folder"),
         (["--device", "nowhere"], "device='nowhere' cannot be used here"),
+        (["--device", "privateuseone"], "device='privateuseone' cannot be used here"),
     ],
 )
 def test_a_file_as_output_folder_and_an_unknown_device(refused, tmp_path, options, message):

@@ -1,6 +1,7 @@
 """Arguments are checked before torch is imported."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -8,7 +9,7 @@ import textwrap
 import pytest
 from support.command_line import MODEL
 
-from oodles import persistence, store
+from oodles import persistence
 from oodles.bench.suites import SUITES
 from oodles.cli import checks
 from oodles.cli.bench import SUITE_NAMES, TABLE_NAMES
@@ -16,6 +17,7 @@ from oodles.cli.checks import image_options, read_class_names
 from oodles.cli.train import RECIPE_NAMES
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.paper.tables import TABLES
+from oodles.store import manifest
 from oodles.training.recipes import RECIPES
 
 IMAGES = ["--model", MODEL, "--out", "o"]
@@ -113,7 +115,7 @@ def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
 
 def test_names_that_are_repeated_here_because_their_modules_import_torch():
     assert (checks.GUARD_RECORD, checks.DETECTOR_RECORD) == (persistence.GUARD_RECORD, persistence.RECORD)
-    assert checks.MANIFEST == store.MANIFEST
+    assert checks.MANIFEST == manifest.MANIFEST
     assert tuple(SUITES) == SUITE_NAMES
     assert tuple(TABLES) == TABLE_NAMES
     assert tuple(RECIPES) == RECIPE_NAMES
@@ -158,4 +160,15 @@ def test_class_names_are_read_from_a_file(tmp_path):
 def test_files_that_do_not_name_classes(tmp_path, content, error, message):
     (tmp_path / "names.txt").write_bytes(content)
     with pytest.raises(error, match=message):
+        read_class_names(tmp_path / "names.txt")
+
+
+def test_names_of_classes_are_read_from_files_only(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(FileError, match="is not a file"):
+            read_class_names(path)
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    monkeypatch.setattr(checks, "MOST_BYTES", 7)
+    with pytest.raises(FileError, match="has 8 bytes"):
         read_class_names(tmp_path / "names.txt")

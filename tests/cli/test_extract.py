@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
 
 from oodles.features import Features
@@ -34,6 +35,27 @@ def test_options(oodles_run, tmp_path):
     code, _, _ = oodles_run("extract", "train", "--out", tmp_path / "few", "--limit", "7", "--head", "4", *NETWORK)
     assert code == 0
     assert len(Features.load(tmp_path / "few")) == 7
+
+
+def test_images_that_give_nan_are_left_out_if_bad_ones_are(workspace, oodles_run, refused, tmp_path):
+    (workspace / "net_that_gives_nan.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, images):\n"
+        "        black = images.amax(dim=(1, 2, 3), keepdim=True) <= -2\n"
+        "        return super().forward(torch.where(black, torch.nan, images))\n"
+        "def net():\n"
+        "    return Net(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+    )
+    shutil.copytree(workspace / "test" / "red", tmp_path / "images")
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "000.png")
+    arguments = ["extract", tmp_path / "images", "--out", tmp_path / "s", "--no-labels", *SIZE]
+    arguments += ["--model", "net_that_gives_nan:net"]
+    assert "the first is input 0" in refused(*arguments)
+    code, _, err = oodles_run(*arguments, "--skip-bad")
+    assert code == 0, err
+    assert "1 of 25 inputs give NaN or infinite values and are left out" in " ".join(err.split())
+    assert Features.load(tmp_path / "s").bad_rows == (0,)
 
 
 def test_layers_and_steps_that_a_detector_needs(oodles_run, tmp_path):

@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 import torch
-from support.command_line import loader, network
+from support.command_line import MODEL, loader, network
 
 import oodles
 from oodles.features import Features
@@ -163,3 +163,18 @@ def test_a_signed_guard_is_used_with_its_key(fitted, oodles_run, refused, tmp_pa
     assert "is not signed" in refused("score", fitted / "guard", fitted / "test", *key)
     (tmp_path / "key").write_bytes(b"short")
     assert "a key of 5 bytes can be guessed" in refused("fit", fitted / "train", "--out", tmp_path / "h", *key)
+
+
+def test_with_the_model_the_guard_keeps_its_answers_to_noise(fitted, oodles_run, refused, workspace, tmp_path):
+    command = ["fit", fitted / "train", "--calibration", fitted / "test", "--detector", "dice(0.5)"]
+    code, _, err = oodles_run(*command, "--out", tmp_path / "g", "--model", MODEL, "--checkpoint", "one.pt")
+    assert code == 0, err
+    kept, plain = load_guard(tmp_path / "g")[2], load_guard(fitted / "guard")[2]
+    assert kept["self_test"] is not None
+    assert plain["self_test"] is None
+    assert [kept[name] for name in ("preprocessing", "class_names", "head")] == [
+        plain[name] for name in ("preprocessing", "class_names", "head")
+    ]
+    assert oodles.Guard.load(tmp_path / "g", network(workspace)).threshold == load_guard(fitted / "guard")[1]
+    line = refused(*command, "--out", tmp_path / "h", "--model", MODEL, "--checkpoint", "two.pt")
+    assert "has features of another model than --model" in line

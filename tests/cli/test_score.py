@@ -1,14 +1,17 @@
 import csv
 import json
+import math
 import re
 import shutil
 import sys
 import textwrap
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
 
 import oodles
@@ -19,6 +22,7 @@ from oodles.data.transforms import CIFAR, Transform
 from oodles.detectors.network_detector import steps_of
 from oodles.models import build_model, load, load_checkpoint
 from oodles.network.extraction import extract
+from oodles.persistence import load_guard
 
 WATCHED = """
     import torch
@@ -131,6 +135,50 @@ def test_several_inputs_in_one_output(fitted, workspace, oodles_run, tmp_path):
     assert [each["input"] for each in joined] == names
     for one, other in zip(verdicts, joined, strict=True):
         assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
+
+
+def test_results_in_a_file(fitted, oodles_run, tmp_path):
+    _, out, _ = oodles_run("score", fitted / "guard", "test", "damaged", *NETWORK, "--skip-bad", "--csv")
+    printed = list(csv.DictReader(out.splitlines()))
+    for name in ("v.csv", "v.parquet", "v.npy"):
+        options = [*NETWORK, "--skip-bad", "--out", tmp_path / name]
+        code, out, err = oodles_run("score", fitted / "guard", "test", "damaged", *options)
+        assert (code, out) == (0, ""), err
+        assert "of 53 in-distribution (dice(0.5)+energy >= " in err
+        assert err.rstrip().endswith(f", 1 skipped; written to {tmp_path / name}")
+    assert list(csv.DictReader((tmp_path / "v.csv").read_text().splitlines())) == printed
+    rows = parquet.read_table(tmp_path / "v.parquet").to_pylist()
+    assert [row["input"] for row in rows] == [row["input"] for row in printed]
+    scores = [float(row["score"] or "nan") for row in printed]
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), scores)
+    np.testing.assert_array_equal([math.nan if row["score"] is None else row["score"] for row in rows], scores)
+
+
+def test_stored_features_in_a_file(fitted, oodles_run, tmp_path):
+    code, out, err = oodles_run("score", fitted / "guard", fitted / "test", "--out", tmp_path / "scores.npy")
+    assert (code, out) == (0, ""), err
+    scores = load_guard(fitted / "guard")[0].score(oodles.Features.load(fitted / "test"))
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), scores.double().numpy())
+
+
+def test_options_for_files_that_exclude_each_other(fitted, refused, tmp_path):
+    command = ["score", fitted / "guard", "test", *NETWORK]
+    assert "leave out --csv and --json" in refused(*command, "--out", tmp_path / "v.csv", "--json")
+    assert "must end in .parquet, .csv or .npy" in refused(*command, "--out", tmp_path / "v.txt")
+    assert "--ray writes a folder, --out FOLDER" in refused(*command, "--ray")
+    ray = [*command, "--ray", "--out"]
+    assert "exists already; give a new folder" in refused(*ray, tmp_path)
+    assert "has --ray-workers in place of --workers" in refused(*ray, tmp_path / "new", "--workers", "2")
+    assert "--ray-workers 0 must be at least 1" in refused(*ray, tmp_path / "new", "--ray-workers", "0")
+    assert "--ray-cpus 0.0 must be more than 0" in refused(*ray, tmp_path / "new", "--ray-cpus", "0")
+    cifar = ["score", fitted / "guard", "data/cifar-10-batches-py/test_batch", "--ray", "--out", tmp_path / "new"]
+    assert "is not a file of its own; --ray reads image files and Parquet" in refused(*cifar)
+    stored = ["score", fitted / "guard", fitted / "test", "--ray", "--out", tmp_path / "new"]
+    assert "holds features, which need no cluster" in refused(*stored)
+    (tmp_path / "rows.parquet").touch()
+    both = ["score", fitted / "guard", tmp_path / "rows.parquet", "test", "--ray", "--out", tmp_path / "new"]
+    assert "some inputs are Parquet files and some are images" in refused(*both)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_cifar_batch(fitted, oodles_run):

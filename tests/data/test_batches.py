@@ -335,7 +335,7 @@ def test_images_are_one_floating_point_tensor():
 @pytest.mark.parametrize("count", [1, 5, 8, 99])
 def test_the_first_rows_keep_every_input_and_their_batches(count):
     batches = [{**TOKENS, "labels": Y}, {"input_ids": IDS + 50, "attention_mask": MASK, "labels": Y + 1}]
-    kept = first_batches(BatchReader(model(forward_text)), batches, count)
+    kept = list(first_batches(BatchReader(model(forward_text)), batches, count))
     assert [len(inputs) for inputs, _ in kept] == [size for size in (min(count, 4), min(count - 4, 4)) if size > 0]
     ids = torch.cat([inputs.kwargs["input_ids"] for inputs, _ in kept])
     assert torch.equal(ids, torch.cat([IDS, IDS + 50])[:count])

@@ -106,7 +106,7 @@ def test_many_missing_images_are_counted(root, listed):
 def test_a_list_that_cannot_be_read(root, listed, tmp_path):
     assert "names no images" in refusal(listed("\n\n"), root)
     assert "test_set.txt is not a text file in UTF-8" in refusal(listed("set/\xe9.png 1\n", "latin-1"), root)
-    assert f"{os.fspath(tmp_path)} cannot be read" in refusal(tmp_path, root)
+    assert f"{os.fspath(tmp_path)} is not a file" in refusal(tmp_path, root)
 
 
 def test_whether_the_images_of_a_list_are_there(root, listed, tmp_path):

@@ -38,3 +38,13 @@ def test_samples_are_the_rows_with_the_smallest_keys(limit: int) -> None:
     for part in rows.split(7):
         sample.add(part)
     assert torch.equal(sample.rows(), rows[order])
+
+
+def test_merging_many_samples_keeps_no_more_than_twice_the_limit() -> None:
+    whole = RowSample(100)
+    for seed in range(50):
+        part = RowSample(100)
+        part.add(torch.randn(100, 3, generator=torch.Generator().manual_seed(seed)))
+        whole.merge(part)
+        assert sum(map(len, whole._rows)) <= 200
+    assert len(whole.rows()) == 100

@@ -125,9 +125,9 @@ def class_moments(parts, classes):
 def assert_class_moments_of(moments, rows, labels, classes):
     means = slow.class_means(rows.double().numpy(), labels.numpy())
     assert moments.counts.tolist() == [int((labels == label).sum()) for label in range(classes)]
-    assert moments.means.dtype == moments.within().dtype == torch.float64
+    assert moments.means().dtype == moments.within().dtype == torch.float64
     for label, mean in means.items():
-        np.testing.assert_allclose(moments.means[label], mean, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(moments.means()[label], mean, rtol=1e-10, atol=1e-10)
     want = slow.within(rows.double().numpy(), labels.numpy())
     np.testing.assert_allclose(moments.within(), want, rtol=1e-9, atol=1e-9)
 
@@ -229,3 +229,11 @@ def test_a_sample_does_not_prefer_large_or_small_values():
     rows = torch.rand(500, 7, generator=torch.Generator().manual_seed(0))
     for shift in (0.0, 1.0, 2.0):
         assert abs(float(sampled(rows + shift, 100).mean()) - shift - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_means_of_many_rows_are_as_good_as_in_float64(kind: torch.dtype) -> None:
+    rows = (1000 + torch.randn(20_000, 300, generator=torch.Generator().manual_seed(0))).to(kind)
+    mean = Mean()
+    mean.add(rows)
+    torch.testing.assert_close(mean.value(), rows.double().mean(dim=0), rtol=1e-9, atol=0)

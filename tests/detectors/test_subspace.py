@@ -33,6 +33,20 @@ def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], 
     assert_matches(text, reference, pair)
 
 
+@pytest.mark.parametrize(
+    "kind", ["independent rows", "dependent rows", "nearly dependent rows", "more classes than units"]
+)
+def test_the_origin_is_where_all_logits_are_zero_or_as_near_as_can_be(kind: str) -> None:
+    classes = 40 if kind == "more classes than units" else 6
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(classes, 24, generator=generator), torch.randn(classes, generator=generator)
+    if kind in ("dependent rows", "nearly dependent rows"):
+        weight[0] = weight[1] + (1e-6 * weight[2] if kind.startswith("nearly") else 0)
+    origin = parse("residual(6)").fit(Features(torch.rand(50, 24), head=Head(weight, bias))).origin_
+    wanted = -np.linalg.pinv(weight.double().numpy()) @ bias.double().numpy()
+    np.testing.assert_allclose(origin, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(("width", "dimension"), [(24, 12), (768, 512), (2048, 1000)])
 def test_by_default_the_subspace_is_as_large_as_the_authors(width: int, dimension: int) -> None:
     detector = parse("residual").fit(example_features(30, width, 3))

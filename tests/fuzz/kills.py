@@ -25,7 +25,7 @@ from oodles.detectors import Detector, parse
 from oodles.errors import OodlesError
 from oodles.features import Features
 from oodles.files import LOCK
-from oodles.network import extraction
+from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.persistence import load_guard, save_guard
 from oodles.testing import example_features
@@ -103,7 +103,7 @@ def killed_features(draw: random.Random, folder: Path) -> str:
 
 def killed_extraction(draw: random.Random, folder: Path) -> str:
     """An extraction in many shards is killed a few times, then run to its end."""
-    with _nothing_refused(), patch.object(extraction, "SHARD_ELEMENTS", 200):
+    with _nothing_refused(), patch.object(storing, "SHARD_ELEMENTS", 200):
         for _ in range(draw.randint(1, 4)):
             with _child(lambda: _extract(folder / "s")) as child:
                 time.sleep(draw.uniform(0, 0.08))

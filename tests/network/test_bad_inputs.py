@@ -16,7 +16,7 @@ from oodles.detectors import Energy
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.guard import Guard
-from oodles.network import extraction
+from oodles.network import storing
 from oodles.network.extraction import extract
 
 ROWS, BATCH = 20, 5
@@ -79,7 +79,7 @@ def without_rows(features, *rows):
 @pytest.mark.parametrize("bad", [(13,), (0, 1, 19), tuple(range(5, 12))], ids=["one", "some", "a whole batch"])
 @pytest.mark.parametrize("stored", [False, True])
 def test_marked_inputs_are_left_out_and_listed(tmp_path, bad, stored, monkeypatch):
-    monkeypatch.setattr(extraction, "SHARD_SECONDS", 0.0)  # one shard per batch
+    monkeypatch.setattr(storing, "SHARD_SECONDS", 0.0)  # one shard per batch
     model, store = seeded(networks.Net), tmp_path / "s" if stored else None
     message = rf"^{len(bad)} of {ROWS} inputs give NaN .* the first is input {bad[0]}; features.bad_rows lists them$"
     with pytest.warns(UserWarning, match=message):
@@ -97,7 +97,7 @@ def test_marked_inputs_are_left_out_and_listed(tmp_path, bad, stored, monkeypatc
 
 
 def test_an_extraction_that_a_bad_input_stopped_continues_with_marks(tmp_path, monkeypatch):
-    monkeypatch.setattr(extraction, "SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(storing, "SHARD_SECONDS", 0.0)
     model = seeded(networks.Net)
     with pytest.raises(DataError, match="the first is input 13"):
         extract(model, with_bad_rows(13), store=tmp_path / "s", head=False)
@@ -112,7 +112,7 @@ def test_without_a_good_input_there_are_no_features(tmp_path):
     for store in (None, tmp_path / "s"):
         with pytest.raises(DataError, match=r"^all 20 inputs give NaN or infinite values; check the model and"):
             extract(seeded(networks.Net), with_bad_rows(*range(ROWS)), on_bad="mark", store=store)
-    with pytest.raises(ArgumentError, match=r"^on_bad='skip' is none of 'raise', 'mark'$"):
+    with pytest.raises(ArgumentError, match=r"^on_bad='skip' must be one of 'raise', 'mark'$"):
         extract(seeded(networks.Net), batched(ROWS, BATCH), on_bad="skip")
 
 
@@ -157,7 +157,7 @@ def cannot_be_read():
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # also while the loader is deleted
 def test_a_worker_that_fails_is_one_line_and_the_store_continues(tmp_path, monkeypatch, how, message):
-    monkeypatch.setattr(extraction, "SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(storing, "SHARD_SECONDS", 0.0)
     model = lived_in()
     before = portrait(model)
     with pytest.raises(DataError, match=message) as caught:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import oodles
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError
 from oodles.features import Features
-from oodles.network import extraction
+from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.fingerprints import model_fingerprint
 
@@ -115,11 +115,39 @@ def test_the_users_own_hooks_run_once_per_image():
 
 
 def test_after_the_head_is_found_the_network_runs_once_per_batch():
+    models = seeded(networks.Net), seeded(networks.Net)
+    for model, rows in zip(models, (BATCH, ROWS), strict=True):
+        extract(model, batched(rows, BATCH))
+    assert models[1].body.calls == models[0].body.calls + 3
+
+
+def test_a_head_that_was_found_is_not_searched_for_again():
     model = seeded(networks.Net)
     extract(model, batched(BATCH, BATCH))
     first = model.body.calls
     extract(model, batched(ROWS, BATCH))
-    assert model.body.calls - first == first + 3
+    assert model.body.calls - first == 4 + 2, "four batches, and two passes that confirm the head"
+
+
+@pytest.mark.parametrize("change", ["weights", "weights behind autograd's back", "layer", "behaviour"])
+def test_a_head_that_is_no_longer_the_same_is_searched_for_again(change):
+    model = seeded(networks.Net)
+    extract(model, batched(BATCH, BATCH))
+    if change == "weights":
+        with torch.no_grad():
+            model.fc.weight.add_(1e-9)
+    elif change == "layer":
+        model.fc = torch.nn.Linear(8, 7)
+    elif change == "behaviour":
+        model.fc.forward = lambda rows: torch.nn.functional.linear(rows, model.fc.weight, 2 * model.fc.bias)
+    else:
+        model.fc.weight.data.mul_(2)
+    features = extract(model, batched(ROWS, BATCH))
+    with torch.no_grad():
+        model.eval()
+        assert torch.equal(features.head.weight, model.fc.weight)
+        torch.testing.assert_close(features.logits, model(pictures(ROWS)))
+        torch.testing.assert_close(features.head(features.embedding), features.logits)
 
 
 # Results ------------------------------------------------------------------------------------------
@@ -298,7 +326,7 @@ def test_a_loader_without_a_length_is_accepted():
 @pytest.fixture
 def tiny_shards(monkeypatch):
     """One shard per batch of the loader."""
-    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
 
 
 def counted(make=networks.Net):
@@ -433,11 +461,11 @@ def test_a_shard_is_written_every_few_seconds_so_that_a_small_extraction_continu
     model, batches = counted(), batched(ROWS, BATCH)
     clock = iter(range(0, 10_000, 10))
     with monkeypatch.context() as patched:
-        patched.setattr(extraction, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        patched.setattr(storing, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         extract(model, batches, store=tmp_path / "slow")
     assert shard_rows(tmp_path / "slow") == [15, 5], "the clock went on by ten seconds per batch"
 
-    monkeypatch.setattr(extraction, "SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(storing, "SHARD_SECONDS", 0.0)
 
     def interrupted():
         yield from batches[:3]
@@ -463,9 +491,9 @@ KILLED = """
     import torch
     torch.set_num_threads(1)
     from support import networks
-    from oodles.network import extraction
+    from oodles.network import extraction, storing
 
-    extraction.SHARD_ELEMENTS = 1
+    storing.SHARD_ELEMENTS = 1
 
     def slow():
         for batch in networks.batched(40, 4):

@@ -17,7 +17,7 @@ from oodles.detectors import GODIN, ODIN, Mahalanobis
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, FileError, HeadError
 from oodles.features import Features
-from oodles.network import extraction
+from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.forward import CPU_ROWS, ForwardPass
 from oodles.network.perturbation import _gradients, channel_bounds, fgsm, perturb, run_with_steps
@@ -352,7 +352,7 @@ def test_without_steps_there_is_no_backward_pass():
 
 @pytest.fixture
 def tiny_shards(monkeypatch):
-    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
 
 
 def loader_of(rows=12, batch=4):
@@ -404,7 +404,7 @@ def test_a_store_with_other_steps_is_refused(tmp_path):
         ("odin", ODIN(epsilon=0.2).steps()),
         ("odin", ODIN(temperature=10.0, epsilon=0.1).steps()),
         ("odin", ODIN(epsilon=0.1, std=(0.5, 0.5, 0.5)).steps()),
-        ("odin", ()),
+        ("odin", (*ODIN(epsilon=0.1).steps(), *ODIN(epsilon=0.2).steps())),
         ("mahalanobis", refit.steps()),
         ("mahalanobis", fitted(model, Mahalanobis(epsilon=0.1, std=(0.5, 0.5, 0.5))).steps()),
     ]

@@ -17,7 +17,7 @@ from oodles.detectors import ODIN, Mahalanobis, parse
 from oodles.errors import ArgumentError, DataError, FileError, FitWarning
 from oodles.features import Features
 from oodles.guard import Guard
-from oodles.network import extraction
+from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
 from oodles.network.perturbation import fgsm
@@ -36,7 +36,7 @@ def by_hand(model, inputs):
 @pytest.fixture
 def tiny_shards(monkeypatch):
     """One shard per batch of the loader."""
-    monkeypatch.setattr(extraction, "SHARD_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
 
 
 # Features ---------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Synthetic outliers: what each kind looks like, the paper's noise, and their features."""
 
 import math
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
 from oodles.network.extraction import extract
+from oodles.selection import outliers
 from oodles.selection.outliers import (
     KINDS,
     NOISE,
@@ -178,6 +181,33 @@ def test_the_pixels_of_outliers_are_normalised_like_the_images() -> None:
     expected = synthetic_outliers((raw - low) / (high - low), "inverted", labels=labels) * (high - low) + low
     found = outlier_features(Flat(), [(raw, labels)], head=False)
     torch.testing.assert_close(found["inverted"].logits, expected.flatten(1), rtol=1e-4, atol=1e-5)
+
+
+def test_one_kind_of_outliers_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    alive: list[weakref.ref[Tensor]] = []
+
+    def made(*arguments: Any, **options: Any) -> Tensor:
+        order.append("make")
+        assert all(kind() is None for kind in alive)
+        return synthetic_outliers(*arguments, **options)
+
+    def extracted(model: nn.Module, batches: list[Tensor], **options: Any) -> Features:
+        order.append("extract")
+        alive.append(weakref.ref(batches[0]))
+        return extract(model, batches, **options)
+
+    monkeypatch.setattr(outliers, "synthetic_outliers", made)
+    monkeypatch.setattr(outliers, "extract", extracted)
+    outlier_features(nn.Flatten(), [pixels(12, 3, 8, 8)], head=False)
+    assert order == ["extract", *["make", "extract"] * len(KINDS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_images_that_outliers_are_made_from_are_left_as_they_were(kind: str) -> None:
+    images = pixels()
+    synthetic_outliers(images, kind)
+    assert torch.equal(images, pixels())
 
 
 def test_mixed_embeddings() -> None:

@@ -65,6 +65,7 @@ def test_one_cycle_rises_for_a_fifth_and_falls_to_zero():
     [
         {"epochs": 0},
         {"epochs": -1},
+        {"epochs": 10**9},
         {"batch_size": 1},
         {"learning_rate": 0.0},
         {"learning_rate": -0.1},

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from oodles.bench.run import benchmark, evaluate_detectors
@@ -16,12 +17,13 @@ from oodles.detectors.network_detector import layers_of, steps_of, tuning_summar
 from oodles.errors import DataError
 from oodles.features import Features
 from oodles.metrics import Row
-from oodles.network.extraction import extract
 from oodles.network.forward import HeadName
+from oodles.network.reuse import extract_each
+from oodles.network.wanted import Wanted
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
 from oodles.paper.tables import detectors_of
+from oodles.processes import current
 from oodles.selection.tuning import MAX_IMAGES, tune
-from oodles.steps import Step
 from oodles.store import is_store
 
 ID_SETS = ("train", "test")
@@ -44,67 +46,99 @@ class Tables:
         return list(once.values())
 
 
+class Ready(NamedTuple):
+    """A detector that needs more of the network than plain features, fitted and tuned, and what it scores by set."""
+
+    detector: Detector
+    features: dict[str, Features]
+
+
 @dataclass(frozen=True)
 class Extraction:
-    """How images become features: the transform, the model options and the store; ``tell`` receives messages."""
+    """How images become features: the transform, the model options and the store; ``tell`` receives messages.
+
+    A store is recognised by the sizes and times of the image files; with ``verify`` the images are read and compared.
+    """
 
     transform: Transform
     store: Path | None = None
     limit: int | None = None
     head: HeadName = None
-    device: str | None = None
+    device: torch.device | str | None = None
     skip_bad: bool = False
     tell: Callable[[str], None] = lambda _: None
+    verify: bool = False
 
     def features(self, network: nn.Module, sets: Mapping[str, ImageSet]) -> dict[str, Features]:
         """Features of every set; labels are kept for the ID sets only."""
-        return {name: self._one(network, name, images.sample(self.limit)) for name, images in sets.items()}
+        return self.run(network, sets)[0]
 
-    def passes(
-        self, network: nn.Module, sets: Mapping[str, ImageSet], detectors: Sequence[Detector]
-    ) -> dict[str, Features]:
-        """Features of every set with the layers and input steps that the detectors need; fits and tunes the detectors.
+    def run(
+        self, network: nn.Module, sets: Mapping[str, ImageSet], deep: Sequence[Detector] = ()
+    ) -> tuple[dict[str, Features], list[Ready]]:
+        """Features of every set, and the detectors ``deep``, fitted and tuned, with what they need of the network.
 
-        Each pass runs once, however many detectors need it. If there is a store, these features go into a subfolder of
-        ``passes`` that is named after their layers and steps.
+        An image passes through the network once for its features, the inner layers of all detectors and the gradients
+        of their input steps, and once more for each step.
         """
-        layers = layers_of(detectors)
-        images = sets["train"].sample(self.limit)
-        train = self._one(network, "train", images, layers)
-        fit_together(detectors, train)
+        found: dict[str, list[Features]] = {}
+        for name in sorted(sets, key=lambda name: name != "train"):  # the steps are known after fitting and tuning
+            images = sets[name].sample(self.limit)
+            steps = [() if name == "train" else steps_of([detector]) for detector in deep]
+            wanted = [Wanted(layers_of([detector]), each) for detector, each in zip(deep, steps, strict=True)]
+            found[name] = self._one(network, name, images, wanted)
+            if name == "train":
+                _fit(deep, found[name][1:])
+                self._tune(network, images, deep)
+        ready = [
+            Ready(detector, {name: parts[place] for name, parts in found.items()})
+            for place, detector in enumerate(deep, start=1)
+        ]
+        return {name: found[name][0] for name in sets}, ready
+
+    def _tune(self, network: nn.Module, images: ImageSet, detectors: Sequence[Detector]) -> None:
         held_out = ImageLoader(images.sample(MAX_IMAGES), self.transform, skip_bad=self.skip_bad)
-        tune(detectors, network, held_out, head=self.head, device=self.device)
+        store = None if self.store is None else self.store / "tuning"
+        count = tune(detectors, network, held_out, store=store, **self._options())
         for detector in detectors:
             if tuning_summary(detector):
-                self.tell(f"{detector.spec}: {tuning_summary(detector)}, chosen on {len(held_out.names)} ID images")
-        steps = steps_of(detectors)
-        rest = {name: images.sample(self.limit) for name, images in sets.items() if name != "train"}
-        return {"train": train} | {name: self._one(network, name, each, layers, steps) for name, each in rest.items()}
+                self.tell(f"{detector.spec}: {tuning_summary(detector)}, chosen on {count} ID images")
 
-    def _one(
-        self, network: nn.Module, name: str, images: ImageSet, layers: Sequence[str] = (), steps: Sequence[Step] = ()
-    ) -> Features:
-        extra = [*layers, *(f"{step.name} {step.identity}" for step in steps)]
-        passes = f", with {len(layers)} inner layers and {len(steps)} input steps" if extra else ""
+    def _one(self, network: nn.Module, name: str, images: ImageSet, wanted: Sequence[Wanted]) -> list[Features]:
+        """Plain features of a set, then features with each of ``wanted``."""
+        whole = Wanted.union(wanted)
+        passes = f", with {len(whole.layers)} inner layers and {len(whole.steps)} input steps" if any(whole) else ""
         self.tell(f"{name}: {len(images):,} images{passes}")
         labelled = name in ID_SETS
         loader = ImageLoader(images, self.transform, labels=labelled, skip_bad=self.skip_bad)
-        part = Path("passes", sha256("\n".join(extra).encode()).hexdigest()[:12], name) if extra else Path(name)
-        features = extract(
+        features = extract_each(
             network,
             loader,
-            head=self.head,
-            layers=layers,
-            steps=steps,
-            device=self.device,
+            [Wanted(), *wanted],
             labels=labelled,
-            store=None if self.store is None else self.store / part,
+            store=None if self.store is None else self.store / name,
             note=images.name,
-            preprocessing=self.transform.as_record(),
+            **self._options(),
         )
         if loader.bad:
             self.tell(f"skipped: {loader.problem_summary()}")
         return features
+
+    def _options(self) -> dict[str, Any]:
+        """What every extraction is given."""
+        return {
+            "head": self.head,
+            "device": self.device,
+            "preprocessing": self.transform.as_record(),
+            "verify": self.verify,
+            "processes": current(),
+        }
+
+
+def _fit(detectors: Sequence[Detector], rows: Sequence[Features]) -> None:
+    """Fit each detector on its features; those that have the same ones in one pass over them."""
+    for part in dict.fromkeys(rows):
+        fit_together([detector for detector, own in zip(detectors, rows, strict=True) if own is part], part)
 
 
 def run_tables(
@@ -116,26 +150,25 @@ def run_tables(
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-    deep: Sequence[Detector] = (),
-    passes: Mapping[str, Features] | None = None,
+    deep: Sequence[Ready] = (),
     into: Tables | None = None,
 ) -> Tables:
     """Every table from features of ``train``, ``test`` and OOD sets; ``into`` adds a run to earlier ones.
 
-    ``deep`` are detectors that need more of the network, fitted by the :meth:`Extraction.passes` that gave ``passes``.
+    ``deep`` are detectors that need more of the network, as :meth:`Extraction.run` gives them.
     """
     result = into or Tables()
     train, test = (features[name] for name in ID_SETS)
     ood = {name: part for name, part in features.items() if name not in ID_SETS}
     by_table = {table: [parse(spec).spec for spec in detectors_of(table, main, p)] for table in tables}
     wanted = dict.fromkeys(spec for specs in by_table.values() for spec in specs)
-    fitted = {detector.spec: detector for detector in deep}
+    fitted = {each.detector.spec: each for each in deep}
     plain = [parse(spec) for spec in wanted if spec not in fitted]
     rows = benchmark(plain, train=train, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
-    if passes is not None:
-        outside = {name: part for name, part in passes.items() if name not in ID_SETS}
+    for spec, (detector, parts) in fitted.items():
+        outside = {name: parts[name] for name in ood}
         rows += evaluate_detectors(
-            fitted, test=passes["test"], ood=outside, id_set=id_set, run=run, bootstrap=bootstrap
+            {spec: detector}, test=parts["test"], ood=outside, id_set=id_set, run=run, bootstrap=bootstrap
         )
     for table, specs in by_table.items():
         if table == "sweep":

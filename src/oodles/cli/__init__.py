@@ -10,8 +10,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from oodles.cli.select import select
 from oodles.cli.select_p import select_p
 from oodles.cli.threshold import threshold
 from oodles.cli.train import train
-from oodles.errors import FitWarning, OodlesError
+from oodles.errors import ArgumentError, FitWarning, OodlesError
 
 __all__ = ["app", "main"]
 
@@ -75,6 +75,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, extract, fit, threshold, score, explain, bench, select, select_p),
     *(detectors, train, analyze),
 )
+SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do together; train divides its batches itself
 RESUMED = {
     "extract": "; run the same command again to continue",
     "bench": "; run the same command again to continue",
@@ -91,7 +92,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
         try:
-            command(*arguments, **named)
+            with _with_others(command.__name__):
+                command(*arguments, **named)
         except KeyboardInterrupt:
             raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
         except BrokenPipeError:  # nobody reads on, as in `oodles score photos | head`
@@ -99,6 +101,27 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit from None
 
     return run
+
+
+@contextmanager
+def _with_others(command: str) -> Iterator[None]:
+    """Run a command together with the other processes that torchrun started, if there are any."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or command == "train":
+        yield
+        return
+    if command not in SHARED:
+        raise ArgumentError(f"oodles {command} runs in one process; start it without torchrun")
+    from oodles.processes import join
+
+    processes = None
+    try:
+        with join() as processes:
+            yield
+    except Exception as error:
+        # the first process reports an error that all have heard of
+        if processes is not None and processes.rank and processes.knows(error):
+            raise typer.Exit(2) from None
+        raise
 
 
 for _command in COMMANDS:

@@ -73,12 +73,19 @@ def bench(
     std: common.OwnStdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify", help="Read the images of stored features again and compare, not only their sizes and times."
+        ),
+    ] = False,
     as_json: common.JsonOption = False,
     list_suites: Annotated[bool, Option("--list", help="Show the suites, their sets and where each is found.")] = False,
 ) -> None:
     """Compare detectors on a suite of the paper or of OpenOOD, or on your own model: FPR95 and AUROC per OOD set.
 
-    The network runs once per image, whatever the number of detectors and tables.
+    The network runs once per image, whatever the number of detectors and tables; detectors with input steps add
+    their gradients. torchrun --nproc-per-node N -m oodles bench ... divides the images among N processes.
 
     Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --paper
 
@@ -123,6 +130,7 @@ def bench(
     from oodles.detectors import detector_list, parse
     from oodles.detectors.network_detector import needs_network
     from oodles.models.deconf import cosine_layer
+    from oodles.processes import current, own_device
 
     chosen = None if suite is None else suite_by_name(suite)
     if published and not has_leaderboard(suite or ""):
@@ -147,21 +155,27 @@ def bench(
             notice("a DeConf head: only detectors that use its logits or cosines apply")
             standard = ["msp", "max_logit", "energy", "entropy", "godin"]
             tables = ["main"]
-        extraction = Extraction(preprocessing, folder, limit, False if cosine_head else head, device, skip_bad, notice)
+        extraction = Extraction(
+            preprocessing, folder, limit, False if cosine_head else head, own_device(device), skip_bad, notice, verify
+        )
         compared = own or _applicable(network, standard, labelled=sets["train"].labels is not None)
         deep = [each for each in map(parse, compared) if needs_network(each)] if "main" in tables else []
+        features, ready = extraction.run(network, sets, deep)
+        if current().rank:
+            continue  # the first process has all features and computes the tables
         run_tables(
             tables,
-            extraction.features(network, sets),
+            features,
             main=compared,
             p=sparsity,
             id_set=id_set,
             run=run,
             bootstrap=1000 if intervals else 0,
-            deep=deep,
-            passes=extraction.passes(network, sets, deep) if deep else None,
+            deep=ready,
             into=result,
         )
+    if current().rank:
+        return
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
     groups = chosen.groups if chosen is not None else {}

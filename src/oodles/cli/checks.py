@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 GUARD_RECORD, DETECTOR_RECORD = "guard.json", "detector.json"
 MANIFEST = "manifest.json"
 NUMBERS = "0.485,0.456,0.406"
+MOST_BYTES = 10_000_000  # of a file with names of classes
 SMALLEST_STD, LARGEST_VALUE = 1e-6, 1e6
 MOST, MOST_WORKERS, LARGEST_SIDE, LARGEST_SEED = 10**9, 256, 8192, 2**31 - 1
 
@@ -98,6 +99,10 @@ def check_checkpoints(paths: Iterable[Path | None]) -> None:
 
 def read_class_names(path: Path) -> list[str]:
     """The names in a file with one class per line."""
+    if path.exists() and not path.is_file():
+        raise FileError(f"--classes {path} is not a file; give the name of one class per line")
+    if path.exists() and path.stat().st_size > MOST_BYTES:
+        raise FileError(f"--classes {path} has {path.stat().st_size:,} bytes; give the name of one class per line")
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except UnicodeDecodeError:

@@ -1,5 +1,6 @@
 """What the commands share: consoles, options, and how options become models and paths."""
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,10 +75,20 @@ def say(text: str) -> None:
     typer.echo(printable(text))
 
 
+def rank() -> int:
+    """The number of this process among those that torchrun started."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def notice(text: str, label: str = "") -> None:
-    """One line on standard error, however narrow the terminal, with the text shown as it is; ``label`` is markup."""
+    """One line on standard error, however narrow the terminal, with the text shown as it is; ``label`` is markup.
+
+    Of the processes that torchrun started, only the first says something.
+    """
     from rich.text import Text
 
+    if rank():
+        return
     line = Text(printable(text.strip()))
     notices.print(Text.from_markup(f"{label} ") + line if label else line, soft_wrap=True, highlight=False)
 

@@ -6,9 +6,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, image_options, read_class_names
+from oodles.cli.checks import check_checkpoints, check_choice, image_options, read_class_names
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped
-from oodles.cli.completion import complete_detector
+from oodles.cli.completion import complete_detector, one_of
+
+AMP_NAMES = ("bfloat16", "float16")
 
 
 def extract(
@@ -37,7 +39,18 @@ def extract(
     half: Annotated[bool, Option("--half", help="Store float16, at half the size.")] = False,
     limit: common.LimitOption = None,
     device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
+    skip_bad: Annotated[
+        bool,
+        Option("--skip-bad", help="Leave out images that cannot be read, or that give NaN, instead of stopping."),
+    ] = False,
+    amp: Annotated[
+        str | None,
+        Option(help="Run the network in mixed precision: bfloat16 or float16.", autocompletion=one_of(*AMP_NAMES)),
+    ] = None,
+    verify: Annotated[
+        bool,
+        Option("--verify", help="If --out is complete, read all images again and compare them, not only their files."),
+    ] = False,
 ) -> None:
     """Run your model once over images and keep its embeddings and logits.
 
@@ -45,10 +58,14 @@ def extract(
     model knows the names of its classes, class folders are matched with them by name; otherwise they are numbered in
     alphabetical order.
 
+    torchrun --nproc-per-node N -m oodles extract ... shares the images among N processes, with the same result. With
+    --device cuda each of them uses a GPU of its own.
+
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
     from oodles.data.readers import open_images
 
+    check_choice("--amp", amp or AMP_NAMES[0], AMP_NAMES)
     options = image_options(size, resize, mean, std)
     check_checkpoints([checkpoint])
     class_names = None if classes is None else read_class_names(classes)
@@ -61,6 +78,7 @@ def extract(
     from oodles.detectors import parse
     from oodles.detectors.network_detector import layers_of, steps_of
     from oodles.network.extraction import extract as run
+    from oodles.processes import current, own_device
 
     detectors = [parse(text) for text in needed_by or []]
     loader = ImageLoader(source, options.transform(), labels=labels, skip_bad=skip_bad)
@@ -71,17 +89,21 @@ def extract(
         head=head,
         layers=layers_of(detectors),
         steps=steps_of(detectors),
-        device=device,
+        device=own_device(device),
         dtype=torch.float16 if half else torch.float32,
         labels=labels,
         store=out,
+        on_bad="mark" if skip_bad else "raise",
         note=str(images),
         preprocessing=loader.transform.as_record(),
         classes=class_names,
+        amp=None if amp is None else getattr(torch, amp),
+        verify=verify,
+        processes=current(),
     )
     report_skipped(loader)
     notice(f"{features} in {out}")
-    if features.holds("labels"):
+    if features.holds("labels") and current().rank == 0:
         batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())
         accuracy = sum(int(correct) for correct in batches) / len(features)
         notice(f"the model's accuracy by these labels is {accuracy:.1%}")

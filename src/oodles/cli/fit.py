@@ -5,8 +5,16 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.checks import DETECTOR_RECORD, GUARD_RECORD, check_id_rate, check_out, check_store
-from oodles.cli.common import notice
+from oodles.cli import common
+from oodles.cli.checks import (
+    DETECTOR_RECORD,
+    GUARD_RECORD,
+    check_checkpoints,
+    check_id_rate,
+    check_out,
+    check_store,
+)
+from oodles.cli.common import load_model, notice
 from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError, DataError
 
@@ -35,8 +43,15 @@ def fit(
     ] = "warn",
     force: Annotated[bool, Option("--force", help="Replace the guard that is already in --out.")] = False,
     key: Annotated[Path | None, Option(help="File with a secret of at least 16 bytes to sign the guard with.")] = None,
+    model: Annotated[
+        str | None,
+        Option(help="Your classifier, package.module:factory. The guard then keeps its answers to noise, as a test."),
+    ] = None,
+    checkpoint: common.CheckpointOption = None,
 ) -> None:
     """Fit a detector on ID features and set its threshold.
+
+    torchrun --nproc-per-node N -m oodles fit ... divides the rows among N processes.
 
     Example: oodles fit features/train --calibration features/val --detector 'dice(0.7)' --out guard
     """
@@ -45,21 +60,29 @@ def fit(
     if calibration is not None:
         check_store(calibration)
     _check_out(out, force)
+    check_checkpoints([checkpoint])
 
     from oodles.calibration import calibrate
     from oodles.detectors import default_detector, parse
     from oodles.detectors.base import learned_columns
     from oodles.detectors.network_detector import is_tuned
-    from oodles.detectors.outlier_rows import screen
+    from oodles.distributed.fitting import fit as fit_together
+    from oodles.distributed.fitting import screen_together
     from oodles.features import FEWEST_TO_SPLIT, Features
     from oodles.files import read_key
+    from oodles.guard import Guard
+    from oodles.network.fingerprints import is_fingerprint_of
     from oodles.persistence import save_guard
+    from oodles.processes import current
     from oodles.store import read_manifest
 
     secret = read_key(key)
     fitted = default_detector() if detector is None else parse(detector)
-    train = screen(Features.load(features), learned_columns([fitted]), outlier_rows)
+    train = screen_together(Features.load(features), learned_columns([fitted]), outlier_rows, current())
     about = read_manifest(features)["about"]
+    network = None if model is None else load_model(model, checkpoint)
+    if network is not None and not is_fingerprint_of(about.get("model", ""), network):
+        raise DataError(f"{features} has features of another model than --model {model}; extract them from this one")
     if calibration is None and len(train) < FEWEST_TO_SPLIT:
         raise DataError(
             f"{features} has too few rows ({len(train)}) to set some aside for the threshold; give --calibration"
@@ -77,15 +100,22 @@ def fit(
             raise DataError(f"{calibration} has the same rows as {features}; calibrate on images that fit has not seen")
         if read_manifest(calibration)["about"].get("model") != about.get("model"):
             raise DataError(f"{calibration} has features of another model than {features}; use the same for both")
-    fitted.fit(train, outlier_rows="ignore")
+    fitted = fit_together(fitted, train, current(), outlier_rows="ignore")
     if not is_tuned(fitted):
         raise ArgumentError(
             f"{fitted.spec} has to be tuned on held-out images, which fit does not do; use oodles.selection.tune in "
             "Python"
         )
+    if current().rank:
+        return
     threshold = calibrate(fitted.score(held_out), id_rate)
     origin = about.get("model"), about.get("head"), about.get("preprocessing")
-    save_guard(out, fitted, threshold, *origin, train.class_names, key=secret)
+    if network is None:
+        save_guard(out, fitted, threshold, *origin, train.class_names, key=secret)
+    else:
+        names = train.class_names or None
+        guard = Guard(network, fitted, threshold, head=origin[1], preprocessing=origin[2], classes=names)
+        guard.save(out, key=secret)
     rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
     notice(f"{fitted.spec}: {rule}; saved in {out}")
 

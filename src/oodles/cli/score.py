@@ -12,7 +12,8 @@ from oodles.cli import common
 from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
 from oodles.cli.guards import SavedGuard, load_saved, open_inputs, over_images, split_paths
-from oodles.cli.verdicts import Outcome, print_csv, print_json, print_text
+from oodles.cli.score_with_ray import RayOptions, score_with_ray
+from oodles.cli.verdicts import Outcome, check_file, print_csv, print_json, print_text, write_file
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ def score(
     device: common.DeviceOption = None,
     key: common.KeyOption = None,
     skip_bad: common.SkipOption = False,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Write the results to this file and print nothing: .parquet, .csv, or .npy for the scores alone. The "
+            "file appears when it is complete. With --ray: a new folder of Parquet files."
+        ),
+    ] = None,
     as_csv: Annotated[
         bool,
         Option(
@@ -59,12 +67,27 @@ def score(
             "command fails halfway.",
         ),
     ] = False,
+    use_ray: Annotated[
+        bool,
+        Option(
+            "--ray",
+            help="Score image files, or Parquet files with the columns path and bytes, by Ray workers. An image that "
+            "cannot be read is a row with an error. Every machine must have the files under the same paths.",
+        ),
+    ] = False,
+    ray_address: Annotated[
+        str | None, Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or Ray is started on this machine.")
+    ] = None,
+    ray_workers: Annotated[
+        int | None, Option(help="Default: as many as there is room for beside one CPU, which is needed for reading.")
+    ] = None,
+    ray_cpus: Annotated[float, Option(help="CPUs of each worker. With --device cuda it also has one GPU.")] = 1.0,
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
 
-    Results are printed batch by batch, and memory does not grow with the number of images. If the network's output for
-    an input is not finite, the score is null in JSON, with an error text, and empty in CSV, and the input is not
-    in-distribution.
+    Results are printed or written batch by batch, and memory does not grow with the number of images. If the network's
+    output for an input is not finite, the score is null in JSON and Parquet, with an error text, and empty in CSV, and
+    the input is not in-distribution.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt
 
@@ -72,11 +95,21 @@ def score(
     """
     if as_csv and as_json:
         raise ArgumentError("--csv and --json exclude each other; give one of them")
+    if out is not None and (as_csv or as_json):
+        raise ArgumentError("--out writes a file and prints no results; leave out --csv and --json")
     check_number("--batch-size", batch_size)
     check_number("--workers", workers, most=MOST_WORKERS)
     check_checkpoints([checkpoint])
     options = image_options(size, resize, mean, std)
     guard, inputs = split_paths("score", paths, model)
+    if use_ray:
+        if out is None or workers is not None or as_csv or as_json:
+            raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
+        cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
+        score_with_ray(cluster, guard, inputs, out, options, key, model, checkpoint, device)
+        return
+    if out is not None:
+        check_file(out)
     sources = open_inputs(inputs)
 
     from oodles.data.loaders import WORKERS, ImageLoader
@@ -100,14 +133,19 @@ def score(
     counts: Counter[str] = Counter()
     batches = _counting(chain.from_iterable(parts), counts)
     spec, limit = saved.detector.spec, saved.threshold.value
-    if as_json:
+    if out is not None:
+        write_file(out, batches)
+    elif as_json:
         print_json(batches, {"detector": spec, "threshold": limit}, "verdicts")
     elif as_csv:
         print_csv(batches)
     else:
         print_text(batches)
+    if not as_json and not as_csv:
         skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
-        notice(f"{counts['ID']} of {counts['ID'] + counts['OOD']} in-distribution ({spec} >= {limit:.7g}){skipped}")
+        where = "" if out is None else f"; written to {out}"
+        share = f"{counts['ID']} of {counts['ID'] + counts['OOD']} in-distribution"
+        notice(f"{share} ({spec} >= {limit:.7g}){skipped}{where}")
 
 
 def _score_features(saved: SavedGuard, folder: Path, features: "Features") -> Iterator[list[Outcome]]:

@@ -38,11 +38,7 @@ class BatchReader:
 
     def read(self, loader: Iterable[Any], wanted: bool = True) -> Iterator[tuple[Inputs, Tensor | None]]:
         """Every batch; its labels are None if they are not wanted or not given."""
-        if _gives_single_examples(loader):
-            raise DataError(
-                f"{type(loader).__name__} is a Dataset, which gives single examples; give batches: "
-                "torch.utils.data.DataLoader(dataset, batch_size=64)"
-            )
+        check_gives_batches(loader)
         for batch in _batches_of(loader):
             inputs, labels = self.split(batch)
             unused = labels is None or self.labels is False or not wanted
@@ -54,6 +50,8 @@ class BatchReader:
             return Inputs((batch,)), None  # the usual case, at every call of a guard
         if isinstance(batch, Inputs):
             return batch, None
+        if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], Inputs):
+            return batch  # split before
         if isinstance(batch, Mapping):
             return self._split_mapping(batch)
         if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence):
@@ -139,6 +137,44 @@ def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
         raise
 
 
+def only(loader: Iterable[Any], numbers: Sequence[int], total: int) -> Iterable[Any]:
+    """The loader's batches of these numbers, which ascend; ``total`` is how many it has.
+
+    Our own loader and a plain DataLoader read nothing else; any other loader is run through.
+    """
+    if isinstance(loader, DataLoader):
+        if type(loader) is DataLoader and loader.batch_sampler is not None:
+            every = list(loader.batch_sampler)
+            return DataLoader(
+                loader.dataset,
+                batch_sampler=[every[number] for number in numbers],
+                num_workers=loader.num_workers,
+                collate_fn=loader.collate_fn,
+                pin_memory=loader.pin_memory,
+                timeout=loader.timeout,
+                worker_init_fn=loader.worker_init_fn,
+                multiprocessing_context=loader.multiprocessing_context,
+                generator=loader.generator,
+                prefetch_factor=loader.prefetch_factor,
+            )
+    elif hasattr(loader, "only"):
+        chosen: Iterable[Any] = loader.only(numbers)
+        return chosen
+    return _filtered(loader, set(numbers), total)
+
+
+def _filtered(loader: Iterable[Any], wanted: set[int], total: int) -> Iterator[Any]:
+    last = max(wanted, default=-1)
+    number = -1
+    for number, batch in enumerate(_batches_of(loader)):
+        if number in wanted:
+            yield batch
+        if number == last < total - 1:
+            return
+    if wanted and number != total - 1:
+        raise DataError(f"the loader gave {number + 1} batches, but its length is {total}; give it the right length")
+
+
 def loader_failure(error: Exception) -> DataError:
     """The error of a worker process in one line: that with its message, at the end of the traceback in its text."""
     name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
@@ -195,8 +231,13 @@ def _parameters(model: nn.Module) -> _Takes:
         return _Takes([inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)])
 
 
-def _gives_single_examples(loader: object) -> bool:
-    return isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+def check_gives_batches(loader: object) -> None:
+    """Raise if the loader is a dataset of single examples."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise DataError(
+            f"{type(loader).__name__} is a Dataset, which gives single examples; give batches: "
+            "torch.utils.data.DataLoader(dataset, batch_size=64)"
+        )
 
 
 def _is_nested(value: Any) -> bool:
@@ -231,20 +272,18 @@ def as_labels(labels: Any, rows: int) -> Tensor:
 
 def first_batches(
     reader: BatchReader, loader: Iterable[Any], count: int, labels: bool = True
-) -> list[tuple[Inputs, Tensor | None]]:
+) -> Iterator[tuple[Inputs, Tensor | None]]:
     """The first ``count`` rows of a loader, in its batches, with labels if they are wanted."""
-    kept: list[tuple[Inputs, Tensor | None]] = []
     left = count
     for inputs, classes in reader.read(loader, labels):
         if len(inputs) > left:
             inputs, classes = inputs.split(left)[0], None if classes is None else classes[:left]
-        kept.append((inputs, classes))
         left -= len(inputs)
+        yield inputs, classes
         if left == 0:
-            break
-    if not kept:
+            return
+    if left == count:
         raise DataError(NO_BATCH)
-    return kept
 
 
 def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:
@@ -252,7 +291,7 @@ def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tupl
 
     Inputs other than one floating-point tensor are refused.
     """
-    batches = first_batches(reader, loader, count)
+    batches = list(first_batches(reader, loader, count))
     for inputs, _ in batches:
         if len(inputs.batched) != 1 or len(inputs.floating()) != 1:
             raise DataError(

@@ -43,7 +43,9 @@ def read_image_list(path: Path, root: Path, classes: int | None = None) -> Image
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise DataError(f"{path}: {count} ({shown}); unpack the complete archive there")
     known = None if classes is None else np.array(labels, dtype=np.int64)
-    return ImageSet(path.stem, names, lambda row: open_image(root / names[row]), known)
+    return ImageSet(
+        path.stem, names, lambda row: open_image(root / names[row]), known, file=lambda row: root / names[row]
+    )
 
 
 def is_unpacked(path: Path, root: Path) -> bool:
@@ -54,6 +56,8 @@ def is_unpacked(path: Path, root: Path) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
+    if path.exists() and not path.is_file():  # reading a pipe could take for ever
+        raise DataError(f"{path} is not a file")
     try:
         return path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:

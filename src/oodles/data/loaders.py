@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
 from torch import Tensor
 
@@ -65,17 +66,34 @@ class ImageLoader:
         return -(-len(self.images) // self.batch_size)
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        for pixels, labels in self.pixels():
+        return self.only(range(len(self)))
+
+    def only(self, numbers: Sequence[int]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """The batches of these numbers; no other image is read."""
+        for pixels, labels in self.pixels(numbers):
             images = self.transform.normalise(pixels)
             yield images if labels is None else (images, labels)
 
-    def pixels(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The same batches as uint8, with labels if wanted and known."""
+    def stamp(self) -> str | None:
+        """What shows that the batches may have changed without decoding an image; None if nothing does.
+
+        It depends on the names, sizes and times of the files, and on all that is done with them.
+        """
+        stamps = self.images.stamps()
+        if stamps is None:
+            return None
+        labels = self.images.labels.tolist() if self.labelled and self.images.labels is not None else None
+        settings = self.transform, self.batch_size, self.skip_bad, PIL.__version__, labels
+        return hashlib.sha256("\n".join([*map(repr, settings), *stamps]).encode(errors="surrogateescape")).hexdigest()
+
+    def pixels(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The same batches as uint8, with labels if wanted and known; all of them, or those of the given numbers."""
         self.skipped, self.names = [], []
         with ThreadPoolExecutor(self.workers) as pool:
             ahead: deque[list[Future[_Decoded]]] = deque()
             total, size = len(self.images), self.batch_size
-            spans = iter([range(start, min(start + size, total)) for start in range(0, total, size)])
+            starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
+            spans = iter([range(start, min(start + size, total)) for start in starts])
             try:
                 for span in itertools.islice(spans, 2):
                     ahead.append([pool.submit(self._decode, row) for row in span])
@@ -97,7 +115,7 @@ class ImageLoader:
                 for part in ahead:
                     for future in part:
                         future.cancel()
-        if not self.names:
+        if not self.names and starts:
             raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read ({self._problems()})")
 
     def problem_summary(self) -> str:

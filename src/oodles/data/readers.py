@@ -9,20 +9,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError, features
+from PIL import Image, UnidentifiedImageError, features
 
 from oodles.data.folders import Files, count_by_suffix
-from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, PIXELS, regular_size, unpacked_limit
+from oodles.data.image_sets import ImageSet as ImageSet
+from oodles.data.image_sets import decode as decode
+from oodles.data.image_sets import first_per_class as first_per_class
+from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, regular_size, unpacked_limit
 from oodles.data.matlab import read_mat
 from oodles.data.pickles import read_pickle
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import DataError
 
 
 def _decodes(feature: str) -> bool:
@@ -52,66 +54,6 @@ CIFAR_NAMES = r"data_batch_[0-9]+|test_batch|train|test"
 MAX_CIFAR = 400_000_000
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Images that are read one at a time: their names, a function that opens one, and labels if known.
-
-    ``open`` gives an image that Pillow has not decoded yet, as a context manager; ``read`` decodes it.
-    ``ignored`` names the other files of the folder or archive. ``label_note`` is one line on how class folders were
-    understood: why there are no labels, or which folders are no classes; "" if there is nothing to say.
-    """
-
-    name: str
-    names: Sequence[str]
-    open: Callable[[int], AbstractContextManager[Image.Image]]
-    labels: npt.NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    label_note: str = ""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def read(self, row: int) -> Image.Image:
-        """One image, decoded and upright."""
-        with self.open(row) as image, PIXELS.take(image.width * image.height):
-            return decode(image)
-
-    def ignored_summary(self) -> str:
-        """One line that counts the files that are not read and names some of every kind; "" if there are none."""
-        if not self.ignored:
-            return ""
-        one = len(self.ignored) == 1
-        count = "1 file is not an image" if one else f"{len(self.ignored):,} files are not images"
-        return f"{self.name}: {count} that oodles reads: {count_by_suffix(self.ignored)}"
-
-    def pick(self, rows: Sequence[int]) -> "ImageSet":
-        """The images at ``rows``, in that order."""
-        opened = self.open
-        labels = None if self.labels is None else self.labels[list(rows)]
-        names = [self.names[row] for row in rows]
-        return replace(self, names=names, open=lambda index: opened(rows[index]), labels=labels)
-
-    def sample(self, count: int | None, seed: int = 0) -> "ImageSet":
-        """A random sample of at most ``count`` images in the original order; all of them if None."""
-        if count is None or count >= len(self):
-            return self
-        if count < 1:
-            raise ArgumentError(f"a limit of {count} images leaves none of {self.name}")
-        chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
-        return self.pick(sorted(chosen.tolist()))
-
-
-def first_per_class(images: ImageSet, count: int) -> ImageSet:
-    """The first ``count`` images of every class, in the original order, as the DICE authors reduced SVHN."""
-    if count < 1:
-        raise ArgumentError(f"a limit of {count} images per class leaves none of {images.name}")
-    if images.labels is None:
-        raise DataError(f"{images.name} has no labels, so the first {count} images per class cannot be taken")
-    firsts = [np.flatnonzero(images.labels == label)[:count] for label in np.unique(images.labels)]
-    return images.pick(np.sort(np.concatenate(firsts)).tolist())
-
-
 def open_images(path: str | Path) -> ImageSet:
     """Images at ``path``: a folder of images, one image, a CIFAR batch or folder, or an SVHN ``.mat`` file.
 
@@ -129,7 +71,7 @@ def open_images(path: str | Path) -> ImageSet:
     if path.suffix == ".mat":
         return read_svhn(path)
     if path.suffix.lower() in SUFFIXES:
-        return ImageSet(path.name, [str(path)], lambda _: open_image(path))
+        return ImageSet(path.name, [str(path)], lambda _: open_image(path), file=lambda _: path)
     if re.fullmatch(CIFAR_NAMES, path.name):
         return read_cifar(path)
     raise DataError(
@@ -152,7 +94,8 @@ def read_cifar(*paths: Path) -> ImageSet:
     images = np.concatenate([rows for rows, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     names = [f"{path.name}[{row}]" for path, (rows, _) in zip(paths, batches, strict=True) for row in range(len(rows))]
     labels = np.concatenate([labels for _, labels in batches])
-    return ImageSet(paths[0].parent.name, names, partial(_from_array, images), labels)
+    files = [path for path, (rows, _) in zip(paths, batches, strict=True) for _ in range(len(rows))]
+    return ImageSet(paths[0].parent.name, names, partial(_from_array, images), labels, file=files.__getitem__)
 
 
 def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -202,7 +145,8 @@ def read_svhn(path: Path) -> ImageSet:
         raise DataError(f"{path} does not hold 32x32 colour images, each with a digit, as SVHN's files do")
     images = digits.values.transpose(3, 0, 1, 2)
     names = [f"{path.name}[{row}]" for row in range(len(images))]
-    return ImageSet(path.stem, names, partial(_from_array, images), numbers.astype(np.int64) % 10)
+    labels = numbers.astype(np.int64) % 10
+    return ImageSet(path.stem, names, partial(_from_array, images), labels, file=lambda _: path)
 
 
 def read_folder(path: Path) -> ImageSet:
@@ -210,7 +154,7 @@ def read_folder(path: Path) -> ImageSet:
     listed = Files.of(_names_below(path), SUFFIXES)
     if not listed.images:
         raise _no_images(f"{path} holds no images", listed.ignored)
-    return _image_set(path.name or path.resolve().name, listed, lambda name: open_image(path / name))
+    return _image_set(path.name or path.resolve().name, listed, lambda name: open_image(path / name), path.joinpath)
 
 
 def _names_below(path: Path) -> list[str]:
@@ -274,7 +218,7 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
             with _identify(io.BytesIO(content), len(content)) as image:
                 yield image
 
-    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, opened)
+    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, opened, lambda _: path)
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -297,6 +241,15 @@ def open_image(path: Path) -> Iterator[Image.Image]:
         yield image
 
 
+@contextmanager
+def open_bytes(content: bytes) -> Iterator[Image.Image]:
+    """The same for the content of a file."""
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
+    with _identify(io.BytesIO(content), len(content)) as image:
+        yield image
+
+
 def _identify(file: IO[bytes], size: int) -> Image.Image:
     """The image in a file, with its size and mode checked but no pixel decoded."""
     if size == 0:
@@ -315,20 +268,24 @@ def _identify(file: IO[bytes], size: int) -> Image.Image:
     return image
 
 
-def decode(image: Image.Image) -> Image.Image:
-    """The pixels of an image, upright; of an animation or a file of several pages, the first frame."""
-    if not isinstance(image, ImageFile.ImageFile):
-        return image  # made from an array
-    image.load()
-    # Pillow warns if a palette with an opacity for each colour becomes RGB, but not on the way over RGBA
-    layered = image.mode == "P" and isinstance(image.info.get("transparency"), bytes)
-    return ImageOps.exif_transpose(image.convert("RGBA") if layered else image)
-
-
-def _image_set(name: str, listed: Files, opened: Callable[[str], AbstractContextManager[Image.Image]]) -> ImageSet:
+def _image_set(
+    name: str,
+    listed: Files,
+    opened: Callable[[str], AbstractContextManager[Image.Image]],
+    file: Callable[[str], Path],
+) -> ImageSet:
     labels, classes, note = listed.classes(name)
     names = listed.images
-    return ImageSet(name, names, lambda row: opened(names[row]), labels, classes, listed.ignored, note)
+    return ImageSet(
+        name,
+        names,
+        lambda row: opened(names[row]),
+        labels,
+        classes,
+        listed.ignored,
+        note,
+        lambda row: file(names[row]),
+    )
 
 
 def _no_images(place: str, ignored: Sequence[str]) -> DataError:

@@ -153,7 +153,7 @@ class Detector(Described):
         """Add one batch; :meth:`finish` completes the fit."""
         self._require_open()
         self.observe(batch, self._receive(batch, None))
-        self._norms.add(batch, learned_columns([self]))
+        self._norms.add(batch, learned_columns([self] if self._statistics else []))
         return self
 
     def merge(self, other: "Detector") -> Self:
@@ -251,8 +251,9 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
     for detector in detectors:
         detector._statistics = None
     learners = [detector for detector in detectors if detector.learns_from]
-    columns, norms = learned_columns(learners), RowNorms()
-    if outlier_rows in ("drop", "raise") and learners:
+    # what learns from the head alone needs one batch, and no row can spoil it
+    columns, norms = learned_columns([detector for detector in learners if detector.begin()]), RowNorms()
+    if outlier_rows in ("drop", "raise") and columns:
         features = screen(features, columns, outlier_rows)
     shared: Statistics = {}
     try:
@@ -263,6 +264,8 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
                     detector.observe(batch, statistics)
             for statistic in shared.values():
                 statistic.add(batch.embedding)
+            if not columns:
+                break
             if outlier_rows == "warn":
                 norms.add(batch, columns)
         norms.report()
@@ -306,8 +309,9 @@ def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
         empty = like.new_empty(len(batch), 0)
         used = [empty if column is None else column.to(like) for column in columns]
         part = detector(*used).cpu()
-        # after the cast, in which a large number may become infinite; clipping would hide it
-        bad = rows_not_finite(dict(zip(names, used, strict=True)))
+        # a large number may become infinite in a narrower type, and clipping would hide it
+        narrower = any(old is not None and torch.promote_types(old.dtype, like.dtype) != like.dtype for old in columns)
+        bad = rows_not_finite(dict(zip(names, used, strict=True))) if narrower or not features.validated else []
         yield part.index_fill(0, torch.tensor(bad), torch.nan) if bad else part
 
 

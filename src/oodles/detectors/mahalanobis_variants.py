@@ -153,10 +153,12 @@ class DDU(Detector):
             if not covariance.trace() > ROUNDING:
                 continue
             ridge = self.ridge * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
-            variances, directions = torch.linalg.eigh(covariance + ridge)
+            factor, failed = torch.linalg.cholesky_ex(covariance + ridge)
+            if failed:
+                raise DataError(f"{self}: a covariance is singular; give a larger ridge")
             means.append(moments.mean())
-            whitenings.append(directions / variances.sqrt())
-            constants.append(math.log(moments.count / total) - 0.5 * float(variances.log().sum()))
+            whitenings.append(torch.linalg.solve_triangular(factor, torch.eye(len(factor)).double(), upper=False).T)
+            constants.append(math.log(moments.count / total) - float(factor.diagonal().log().sum()))
         if not means:
             raise DataError(f"{self}: the embedding does not vary within any class; give more rows per class")
         if len(means) < len(classes):

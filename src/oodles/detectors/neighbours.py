@@ -16,7 +16,7 @@ from oodles.features import Features, Head
 from oodles.functional import energy
 
 BANK = 10_000
-CHUNK = 2048  # rows of the bank compared at a time, so that their cosines with a batch stay in the caches
+TILE, CHUNK = 512, 2048  # rows compared at a time, and with how many of the bank: their cosines stay in the caches
 
 
 class _Neighbours(Detector):
@@ -47,6 +47,11 @@ class _Neighbours(Detector):
     def nearest(self, embedding: Tensor) -> Tensor:
         """The ``k`` largest products of each row's direction with the bank, ``(n, k)``."""
         unit = F.normalize(embedding, dim=1)
+        if torch.compiler.is_exporting() or len(unit) <= TILE:  # a graph has no loop over an unknown number of tiles
+            return self._nearest(unit)
+        return torch.cat([self._nearest(tile) for tile in torch.split(unit, TILE)])
+
+    def _nearest(self, unit: Tensor) -> Tensor:
         parts = torch.split(self.bank_, CHUNK)
         best = [(unit @ part.T).topk(min(self.k, len(part)), dim=1).values for part in parts]
         return torch.cat(best, dim=1).topk(min(self.k, len(self.bank_)), dim=1).values

@@ -82,12 +82,16 @@ def check_policy(outlier_rows: str) -> None:
         raise ArgumentError(f"outlier_rows={outlier_rows!r} must be one of {', '.join(POLICIES)}")
 
 
-def screen(features: Features, columns: Iterable[str], outlier_rows: str) -> Features:
-    """Warn about outlying rows, raise an error, or return the features without them; one pass over all rows."""
+def screen(features: Features, columns: Iterable[str], outlier_rows: str, norms: RowNorms | None = None) -> Features:
+    """Warn about outlying rows, raise an error, or return the features without them.
+
+    One pass over all rows, unless their ``norms`` are known.
+    """
     check_policy(outlier_rows)
-    norms, columns = RowNorms(), tuple(columns)
-    for batch in features.batches() if columns and outlier_rows != "ignore" else ():
-        norms.add(batch, columns)
+    if norms is None:
+        norms, columns = RowNorms(), tuple(columns)
+        for batch in features.batches() if columns and outlier_rows != "ignore" else ():
+            norms.add(batch, columns)
     norms.report(outlier_rows)
     outliers = norms.outliers()
     if outlier_rows != "drop" or not len(outliers):

@@ -61,7 +61,7 @@ class ReAct(Shape):
     @override
     def learn_shape(self, statistics: Mapping[str, Any], head: Head) -> None:
         if self.percentile is not None:
-            self.threshold_ = _percentile(statistics, self.per, self.percentile)
+            (self.threshold_,) = _percentiles(statistics, self.per, self.percentile)
 
     @override
     def transform(self, embedding: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class VRA(Shape):
 
     @override
     def learn_shape(self, statistics: Mapping[str, Any], head: Head) -> None:
-        self.low_, self.high_ = (_percentile(statistics, self.per, each) for each in (self.low, self.high))
+        self.low_, self.high_ = _percentiles(statistics, self.per, self.low, self.high)
 
     @override
     def transform(self, embedding: Tensor) -> Tensor:
@@ -227,8 +227,9 @@ def _statistic(per: str) -> str:
     return statistics[per]
 
 
-def _percentile(statistics: Mapping[str, Any], per: str, percentile: float) -> Tensor:
+def _percentiles(statistics: Mapping[str, Any], per: str, *percentiles: float) -> tuple[Tensor, ...]:
+    fractions = [each / 100 for each in percentiles]
     if per == "all":
-        return torch.tensor(statistics["activations"].quantile(percentile / 100))
+        return tuple(torch.tensor(statistics["activations"].quantile(fraction)) for fraction in fractions)
     rows = statistics["rows"].rows().T.contiguous().numpy()  # contiguous units sort several times faster
-    return torch.from_numpy(np.quantile(rows, percentile / 100, axis=1)).float()
+    return tuple(torch.from_numpy(np.quantile(rows, fractions, axis=1)).float())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,13 @@ class Mean:
 
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
-        self.sum = self.sum.double() + values.detach().sum(dim=0, dtype=torch.float64).cpu()
+        rows = values.detach()
+        # in pieces that stay in the caches; so few float16 numbers are added in float32 almost without error
+        kind = torch.float32 if rows.dtype == torch.float16 else torch.float64
+        pieces = torch.split(rows, max(64, (1 << 19) // max(1, rows.shape[1:].numel())))
+        self.sum = (
+            self.sum.double() + torch.stack([each.sum(dim=0, dtype=kind) for each in pieces]).double().sum(0).cpu()
+        )
         self.count += len(values)
 
     def merge(self, other: "Mean") -> None:
@@ -46,7 +53,10 @@ class Mean:
 
 
 class Moments:
-    """Mean and covariance of the columns, in float64, by Chan's update.
+    """Mean and covariance of the columns, in float64.
+
+    Products are summed about a fixed point near the mean, that of the first batch, and corrected at the end: a batch
+    costs its own product and nothing else.
 
     >>> part = Moments()
     >>> part.add(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
@@ -57,82 +67,123 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean = torch.zeros(())
-        self._scatter = torch.zeros(())
+        self._shift = torch.zeros(())
+        self._sum = torch.zeros(())
+        self._products = torch.zeros(0, 0)
 
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
         rows = values.detach().double().cpu()
-        mean = rows.mean(dim=0)
-        centred = rows - mean
-        self._combine(len(rows), mean, centred.T @ centred)
+        if self.count == 0:
+            self._start(rows.mean(dim=0))
+        centred = rows - self._shift
+        self.count += len(rows)
+        self._sum += centred.sum(dim=0)
+        _add_products(self._products, centred)
 
     def merge(self, other: "Moments") -> None:
         """Add another's rows."""
-        if other.count:
-            self._combine(other.count, other._mean, other._scatter)
+        if not other.count:
+            return
+        if self.count == 0:
+            self._start(other._shift)
+        step = other._shift - self._shift
+        mixed = torch.outer(other._sum + other.count / 2 * step, step)
+        self.count += other.count
+        self._sum += other._sum + other.count * step
+        self._products += other._products + mixed + mixed.T
 
     def mean(self) -> Tensor:
         """The mean of each column."""
-        return self._mean
+        return self._shift + self._sum / self.count
 
     def covariance(self) -> Tensor:
         """The covariance matrix, divided by the number of rows."""
-        return self._scatter / self.count
+        step = self._sum / self.count
+        return _symmetric(self._products) / self.count - torch.outer(step, step)
 
-    def _combine(self, count: int, mean: Tensor, scatter: Tensor) -> None:
-        if self.count == 0:
-            self.count, self._mean, self._scatter = count, mean.clone(), scatter.clone()
-            return
-        total = self.count + count
-        step = mean - self._mean
-        self._scatter = self._scatter + scatter + torch.outer(step, step) * (self.count * count / total)
-        self._mean = self._mean + step * (count / total)
-        self.count = total
+    def _start(self, shift: Tensor) -> None:
+        self._shift, self._sum = shift.clone(), torch.zeros_like(shift)
+        self._products = shift.new_zeros(len(shift), len(shift))
 
 
 class ClassMoments:
     """The mean of each class, and the scatter of all rows around the mean of their class, in float64.
 
+    Products are summed about a fixed point for each class near its mean, that of its rows in the first batch that has
+    any, and corrected at the end: a batch costs its own product, whatever the number of classes.
+
     >>> part = ClassMoments()
     >>> part.add(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([0, 0, 1]), 2)
-    >>> part.means.T, part.within()
+    >>> part.means().T, part.within()
     (tensor([[1., 9.]], dtype=torch.float64), tensor([[0.6667]], dtype=torch.float64))
     """
 
     def __init__(self) -> None:
         self.counts = torch.zeros(0)
-        self.means = torch.zeros(0, 0)
-        self._scatter = torch.zeros(0, 0)
+        self._shifts = torch.zeros(0, 0)
+        self._sums = torch.zeros(0, 0)
+        self._products = torch.zeros(0, 0)
 
     def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
         """Add the rows of one batch."""
         rows, labels = values.detach().double().cpu(), labels.cpu().long()
+        self._start(classes, rows.shape[1])
         counts = torch.bincount(labels, minlength=classes).double()
-        sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
-        means = sums / counts.clamp(min=1)[:, None]
-        centred = rows - means[labels]
-        self._combine(counts, means, centred.T @ centred)
+        new = (self.counts == 0) & (counts > 0)
+        if new.any():
+            first = new[labels]
+            sums = torch.zeros_like(self._sums).index_add_(0, labels[first], rows[first])
+            self._shifts[new] = sums[new] / counts[new, None]
+        centred = rows - self._shifts[labels]
+        self.counts += counts
+        self._sums.index_add_(0, labels, centred)
+        _add_products(self._products, centred)
 
     def merge(self, other: "ClassMoments") -> None:
         """Add another's rows."""
-        if len(other.counts):
-            self._combine(other.counts, other.means, other._scatter)
+        if not len(other.counts):
+            return
+        self._start(*other._sums.shape)
+        new = self.counts == 0
+        self._shifts[new] = other._shifts[new]
+        steps, counts = other._shifts - self._shifts, other.counts[:, None]
+        steps[other.counts == 0] = 0.0
+        mixed = (other._sums + counts / 2 * steps).T @ steps
+        self.counts += other.counts
+        self._sums += other._sums + counts * steps
+        self._products += other._products + mixed + mixed.T
+
+    def means(self) -> Tensor:
+        """The mean of each class, ``(C, m)``; zeros for a class without rows."""
+        return self._shifts + self._steps()
 
     def within(self) -> Tensor:
         """The covariance shared by all classes: the scatter around the class means, divided by the number of rows."""
-        return self._scatter / self.counts.sum()
+        steps = self._steps()
+        return (_symmetric(self._products) - (self.counts[:, None] * steps).T @ steps) / self.counts.sum()
 
-    def _combine(self, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
+    def _steps(self) -> Tensor:
+        """From the fixed point of each class to its mean."""
+        return self._sums / self.counts.clamp(min=1)[:, None]
+
+    def _start(self, classes: int, width: int) -> None:
         if not len(self.counts):
-            self.counts, self.means, self._scatter = counts.clone(), means.clone(), scatter.clone()
-            return
-        total = self.counts + counts
-        step = means - self.means
-        weight = self.counts * counts / total.clamp(min=1)
-        self._scatter = self._scatter + scatter + (step * weight[:, None]).T @ step
-        self.means = self.means + step * (counts / total.clamp(min=1))[:, None]
-        self.counts = total
+            self.counts = torch.zeros(classes, dtype=torch.float64)
+            self._shifts, self._sums = self.counts.new_zeros(2, classes, width)
+            self._products = self.counts.new_zeros(width, width)
+
+
+def _add_products(total: Tensor, rows: Tensor) -> None:
+    """Add the upper triangle of ``rows.T @ rows``, in strips: half the work of the whole, and no copy of the total."""
+    width = len(total)
+    strip = max(128, width // 8)
+    for start in range(0, width, strip):
+        total[start : start + strip, start:].addmm_(rows[:, start : start + strip].T, rows[:, start:])
+
+
+def _symmetric(upper: Tensor) -> Tensor:
+    return upper.triu() + upper.triu(1).T
 
 
 class MomentsPerClass:
@@ -174,8 +225,10 @@ class ClassMeans:
     def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
         """Add the rows of one batch."""
         rows, labels = values.detach().double().cpu(), labels.cpu()
-        self.counts = self.counts + torch.bincount(labels, minlength=classes).double()
-        self._sums = self._sums + rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
+        if not self.counts.ndim:
+            self.counts, self._sums = rows.new_zeros(classes), rows.new_zeros(classes, rows.shape[1])
+        self.counts += torch.bincount(labels, minlength=classes)
+        self._sums.index_add_(0, labels, rows)
 
     def merge(self, other: "ClassMeans") -> None:
         """Add another's rows."""
@@ -206,19 +259,21 @@ class RowSample:
     def add(self, values: Tensor, keys: Tensor | None = None) -> None:
         """Add the rows of one batch."""
         rows = values.detach().to("cpu", torch.float32)
-        self._rows.append(rows.clone())
-        self._keys.append(row_keys(rows) if keys is None else keys)
-        if sum(map(len, self._rows)) > 2 * self.limit:
-            self._truncate()
+        self._keep([rows.clone()], [row_keys(rows) if keys is None else keys])
 
     def merge(self, other: "RowSample") -> None:
         """Add another's rows."""
-        self._rows, self._keys = [*self._rows, *other._rows], [*self._keys, *other._keys]
+        self._keep(other._rows, other._keys)
 
     def rows(self) -> Tensor:
         """The sample, ``(limit, m)`` or fewer."""
         self._truncate()
         return self._rows[0]
+
+    def _keep(self, rows: list[Tensor], keys: list[Tensor]) -> None:
+        self._rows, self._keys = [*self._rows, *rows], [*self._keys, *keys]
+        if sum(map(len, self._rows)) > 2 * self.limit:
+            self._truncate()
 
     def _truncate(self) -> None:
         rows, keys = torch.cat(self._rows), torch.cat(self._keys)
@@ -228,12 +283,11 @@ class RowSample:
 
 def row_keys(values: Tensor) -> Tensor:
     """A pseudo-random 64-bit number from the bits of each row; sums overflow on purpose, which mixes the bits."""
-    rows = values.detach().to("cpu", torch.float32)
+    rows = values.detach().to("cpu", torch.float32).contiguous()
     generator = torch.Generator().manual_seed(rows.shape[1])
     factors = torch.randint(1 << 61, (rows.shape[1],), generator=generator) * 2 + 1
-    keys = torch.zeros(len(rows), dtype=torch.int64)
-    for part, factor in zip(rows.split(64, dim=1), factors.split(64), strict=True):  # type: ignore[no-untyped-call]
-        keys += (part.contiguous().view(torch.int32).long() * factor).sum(dim=1)
+    # einsum, because a product of integers would first copy all of them as 64 bits
+    keys = torch.from_numpy(np.einsum("ij,j->i", rows.numpy().view(np.int32), factors.numpy()))
     keys = (keys ^ (keys >> 31)) * -7046029254386353131
     return keys ^ (keys >> 29)
 

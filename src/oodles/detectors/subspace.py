@@ -45,7 +45,7 @@ class Residual(Detector):
         dimension = default if self.dimension is None else self.dimension
         if not 0 < dimension < width:
             raise ArgumentError(f"dimension={dimension} must be smaller than the width of the embedding, {width}")
-        origin = -torch.linalg.pinv(head.weight.double()) @ head.full_bias().double()
+        origin = _origin(head)
         step = statistics["moments"].mean() - origin
         directions = torch.linalg.eigh(statistics["moments"].covariance() + torch.outer(step, step)).eigenvectors
         self.origin_, self.outside_ = origin.float(), directions[:, : width - dimension].float().contiguous()
@@ -210,6 +210,19 @@ class PNML(Detector):
         # the terms minus p are summed, because the p add up to 1 and the regret of an ID row is small
         regret = torch.log1p((terms * rest * -torch.expm1(power * log_p)).sum(dim=1))
         return -regret / math.log(max(2, log_p.shape[1]))
+
+
+def _origin(head: Head) -> Tensor:
+    """``-pinv(W) b`` in float64: the shortest embedding at which all logits are zero, if there is one."""
+    weight, bias = head.weight.double(), head.full_bias().double()
+    # with independent rows it is -W^T (W W^T)^-1 b, many times faster; what solves W x = -b shows that they are
+    factor, failed = torch.linalg.cholesky_ex(weight @ weight.T)
+    if not failed:
+        solution = -weight.T @ torch.cholesky_solve(bias[:, None], factor)[:, 0]
+        if torch.allclose(weight @ solution, -bias, rtol=0, atol=1e-9 * float(bias.abs().max())):
+            return solution
+    origin: Tensor = -torch.linalg.pinv(weight) @ bias
+    return origin
 
 
 def _check_dimension(dimension: int | None) -> int | None:

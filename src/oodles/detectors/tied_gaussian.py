@@ -26,9 +26,10 @@ class TiedGaussian(Learned):
 
     def learn(self, moments: ClassMoments, name: str) -> None:
         """Compute the whitening; warns about empty classes, classes of one row and directions that are left out."""
+        means = moments.means()
         variances, directions = torch.linalg.eigh(moments.within())
         # rows that are all equal vary only by rounding
-        rounding = (torch.finfo(torch.float64).eps * moments.means.abs().max()).square() * 16
+        rounding = (torch.finfo(torch.float64).eps * means.abs().max()).square() * 16
         kept = variances > torch.maximum(FLOOR * variances[-1], rounding.clamp(min=torch.finfo(torch.float64).tiny))
         if not kept.any():
             raise DataError(
@@ -37,11 +38,11 @@ class TiedGaussian(Learned):
             )
         whitening = directions[:, kept] / variances[kept].sqrt()
         present = moments.counts > 0
-        mean = moments.means[present].mul(moments.counts[present, None]).sum(dim=0) / moments.counts.sum()
+        mean = means[present].mul(moments.counts[present, None]).sum(dim=0) / moments.counts.sum()
         self.mean_ = mean.float()
         self.whitening_ = whitening.float()
-        self.centres_ = ((moments.means[present] - mean) @ whitening).float()
-        _warn(name, moments, int(kept.sum()))
+        self.centres_ = ((means[present] - mean) @ whitening).float()
+        _warn(name, moments.counts, len(kept), int(kept.sum()))
 
     def forward(self, rows: Tensor) -> Tensor:
         """The squared distance to the nearest class mean, ``(n,)``."""
@@ -63,14 +64,13 @@ class TiedGaussian(Learned):
         return self.centres_.square().sum(dim=1) - 2 * (g @ self.centres_.T)
 
 
-def _warn(name: str, moments: ClassMoments, rank: int) -> None:
+def _warn(name: str, counts: Tensor, width: int, rank: int) -> None:
     """Say what a user should know about a fit."""
-    empty, single = (int((moments.counts == count).sum()) for count in (0, 1))
-    width = moments.means.shape[1]
+    empty, single = (int((counts == count).sum()) for count in (0, 1))
     messages = {
-        f"{empty} of {len(moments.counts)} classes have no training row and are left out": empty > 0,
-        f"{single} of {len(moments.counts)} classes have a single training row, which says nothing about their "
-        "variance": single > 0,
+        f"{empty} of {len(counts)} classes have no training row and are left out": empty > 0,
+        f"{single} of {len(counts)} classes have a single training row, which says nothing about their variance": single
+        > 0,
         f"{name}: {width - rank} of {width} directions do not vary within classes and are left out": rank < width,
     }
     for message, applies in messages.items():

@@ -76,23 +76,40 @@ class TempScale(_OnLabelledLogits):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        rows = statistics["rows"].rows().double()
-        logits, labels = rows[:, :-1], rows[:, -1].long()
-        own = logits.gather(1, labels[:, None])[:, 0]
-        low, high, inverse = 0.0, LARGEST_INVERSE, 1.0
-        for _ in range(60):
-            probability = torch.softmax(inverse * logits, dim=1)
-            mean = (probability * logits).sum(dim=1)
-            slope = float((mean - own).mean())
-            low, high = (low, inverse) if slope > 0 else (inverse, high)
-            curvature = float(((probability * logits.square()).sum(dim=1) - mean.square()).mean())
-            step = inverse - slope / curvature if curvature > 0 else (low + high) / 2
-            inverse = step if low < step < high else (low + high) / 2
+        rows = statistics["rows"].rows()
+        all_correct = bool((rows[:, :-1].argmax(dim=1) == rows[:, -1]).all())
+        inverse = LARGEST_INVERSE if all_correct else _most_likely_inverse(rows)
         self.temperature_ = torch.tensor(1 / max(inverse, 1 / LARGEST_INVERSE))
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         return msp(logits / self.temperature_)
+
+
+def _most_likely_inverse(rows: Tensor) -> float:
+    """The inverse temperature with the largest likelihood."""
+    low, high, inverse = 0.0, LARGEST_INVERSE, 1.0
+    for _ in range(60):
+        slope, curvature = _slope_and_curvature(rows, inverse)
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        step = inverse - slope / curvature if curvature > 0 else (low + high) / 2
+        if abs(step - inverse) <= 1e-12 * inverse:
+            break
+        inverse = step if low < step < high else (low + high) / 2
+    return inverse
+
+
+def _slope_and_curvature(rows: Tensor, inverse: float) -> tuple[float, float]:
+    """Derivatives of the mean negative log-likelihood by the inverse temperature, summed in float64."""
+    slope = curvature = 0.0
+    for part in torch.split(rows, max(1, (1 << 18) // rows.shape[1])):
+        logits, labels = part[:, :-1].double(), part[:, -1:].long()
+        probability = torch.softmax(inverse * logits, dim=1)
+        weighted = probability.mul_(logits)
+        mean = weighted.sum(dim=1)
+        slope += float((mean - logits.gather(1, labels)[:, 0]).sum())
+        curvature += float((weighted.mul_(logits).sum(dim=1) - mean.square()).sum())
+    return slope / len(rows), curvature / len(rows)
 
 
 class OpenMax(_OnLabelledLogits):
@@ -120,22 +137,25 @@ class OpenMax(_OnLabelledLogits):
         correct = logits.argmax(dim=1) == labels
         if not correct.any():
             warnings.warn(f"{self}: no training row is classified correctly", FitWarning, stacklevel=2)
+        logits, labels = logits[correct], labels[correct]
         classes = logits.shape[1]
-        centres = torch.zeros(classes, classes, dtype=torch.float64)
-        place, width = (
-            torch.full((classes,), torch.finfo(torch.float32).max),
-            torch.ones(classes),
-        )  # no distance is extreme
-        for label in range(classes):
-            mine = logits[correct & (labels == label)]
-            if len(mine) == 0:
-                continue
-            centres[label] = mine.mean(dim=0)
-            distance = torch.linalg.vector_norm(mine - centres[label], dim=1)
+        means = ClassMeans()
+        means.add(logits, labels, classes)
+        centres = means.values()
+        distance = torch.linalg.vector_norm(logits - centres[labels], dim=1)
+        of_class = distance[labels.argsort(stable=True)].split(means.counts.long().tolist())
+        tails = {
+            label: own.topk(min(self.tail, len(own))).values
+            for label, own in enumerate(of_class)
             # two rows are equally far from their mean and say nothing about the tail, so their class keeps its logit
-            if len(mine) >= 3 and distance.max() > distance.min():
-                place[label], width[label] = fit_tail(distance.topk(min(self.tail, len(mine))).values)
-        self.centres_, self.place_, self.width_ = centres.float(), place.float(), width.float()
+            if len(own) >= 3 and own.max() > own.min()
+        }
+        place, width = torch.full((classes,), torch.finfo(torch.float32).max), torch.ones(classes)  # none is extreme
+        if tails:
+            which = torch.tensor(list(tails))
+            found = fit_tails(torch.nn.utils.rnn.pad_sequence(list(tails.values()), True, torch.nan))
+            place[which], width[which] = (each.float() for each in found)
+        self.centres_, self.place_, self.width_ = centres.float(), place, width
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -164,18 +184,20 @@ def with_labels(batch: Features) -> Tensor:
     return torch.cat([batch.logits.float().cpu(), batch.column("labels").float().cpu()[:, None]], dim=1)
 
 
-def fit_tail(distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximum-likelihood place and width of the distribution ``1 - exp(-exp((d - place) / width))``.
+def fit_tails(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum-likelihood place and width of ``1 - exp(-exp((d - place) / width))`` for each row, NaN is no distance.
 
     The width solves ``width = sum d w / sum w - mean d`` with ``w = exp(d / width)``, by bisection. It is the
     limit of the authors' Weibull distribution, which they fit to distances shifted by ten thousand.
     """
-    top = distances.max()
-    low, high = torch.zeros((), dtype=distances.dtype), top - distances.mean()
+    top = distances.nan_to_num(-torch.inf).amax(dim=1, keepdim=True)
+    mean = distances.nanmean(dim=1, keepdim=True)
+    low, high = torch.zeros_like(top), top - mean
     for _ in range(80):
         middle = (low + high) / 2
         weight = ((distances - top) / middle).exp()
-        wider = (distances * weight).sum() / weight.sum() - distances.mean() > middle
+        wider = (distances * weight).nansum(dim=1, keepdim=True) / weight.nansum(dim=1, keepdim=True) - mean > middle
         low, high = torch.where(wider, middle, low), torch.where(wider, high, middle)
     width = (low + high) / 2
-    return top + width * ((distances - top) / width).exp().mean().log(), width
+    place = top + width * ((distances - top) / width).exp().nanmean(dim=1, keepdim=True).log()
+    return place[:, 0], width[:, 0]

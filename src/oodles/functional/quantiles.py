@@ -52,7 +52,8 @@ class Quantiles:
         if self._counts is not None:
             self._counts += _histogram(flat)
             return
-        self._kept.append(flat.clone())
+        # what was converted is ours already
+        self._kept.append(flat.clone() if flat.data_ptr() == values.data_ptr() else flat)
         if self.count > EXACT_VALUES:
             self._to_counts()
 

@@ -25,7 +25,7 @@ def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> msp(torch.zeros(1, 4)).exp()
     tensor([0.2500])
     """
-    return -torch.log1p(_relative_to_largest(logits / temperature).sum(dim=-1))
+    return -torch.log1p(_relative_to_largest(_at(logits, temperature)).sum(dim=-1))
 
 
 def max_logit(logits: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> entropy(torch.zeros(1, 4)).neg().exp()
     tensor([4.])
     """
-    log_probability = torch.log_softmax(logits / temperature, dim=-1)
+    log_probability = torch.log_softmax(_at(logits, temperature), dim=-1)
     # 0 log 0 would be NaN, but the log-softmax of float32 logits is finite as long as they are below 1e38
     return (log_probability.exp() * log_probability).sum(dim=-1)
 
@@ -58,11 +58,14 @@ def gen(logits: Tensor, gamma: float = 0.1, top: int = 100) -> Tensor:
     tensor([-0.5000])
     """
     log_probability = torch.log_softmax(logits, dim=-1)
-    largest = log_probability.topk(min(top, logits.shape[-1]), dim=-1).values
+    winner = logits.argmax(dim=-1, keepdim=True)
     # 1 - p of the winner is the sum of the others, not 1 minus a number that rounds to 1
-    others = log_probability.scatter(-1, logits.argmax(dim=-1, keepdim=True), -torch.inf)
-    rest = torch.cat([torch.logsumexp(others, dim=-1, keepdim=True), torch.log1p(-largest[..., 1:].exp())], dim=-1)
-    return -(gamma * (largest + rest)).exp().sum(dim=-1)
+    others = torch.logsumexp(log_probability.scatter(-1, winner, -torch.inf), dim=-1, keepdim=True)
+    if top < logits.shape[-1]:
+        log_probability = log_probability.topk(top, dim=-1).values
+        winner = torch.zeros_like(winner)
+    rest = torch.log1p(-log_probability.exp()).scatter(-1, winner, others)
+    return -(gamma * (log_probability + rest)).exp().sum(dim=-1)
 
 
 def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -74,7 +77,7 @@ def doctor(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> doctor(torch.zeros(1, 4))
     tensor([-3.])
     """
-    others = _relative_to_largest(logits / temperature)
+    others = _relative_to_largest(_at(logits, temperature))
     total, squares = others.sum(dim=-1), others.square().sum(dim=-1)
     return -(2 * total + (total.square() - squares)) / (1 + squares)
 
@@ -88,7 +91,13 @@ def joint_energy(logits: Tensor) -> Tensor:
     return torch.nn.functional.softplus(logits).sum(dim=-1)
 
 
+def _at(logits: Tensor, temperature: float) -> Tensor:
+    """The logits at a temperature, without a copy at temperature 1."""
+    return logits if temperature == 1 else logits / temperature
+
+
 def _relative_to_largest(logits: Tensor) -> Tensor:
     """``exp(z - max z)``, with 0 for the largest logit itself."""
     largest, winner = logits.max(dim=-1, keepdim=True)
-    return (logits - largest).exp().scatter(-1, winner, 0.0)
+    # in place and before the exponential, which autograd would not let change afterwards
+    return (logits - largest).scatter_(-1, winner, -torch.inf).exp_()

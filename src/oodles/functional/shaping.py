@@ -26,8 +26,8 @@ def between(embedding: Tensor, low: Tensor, high: Tensor) -> Tensor:
     >>> between(torch.tensor([[0.1, 0.5, 3.0]]), torch.tensor(0.2), torch.tensor(1.0))
     tensor([[0.0000, 0.5000, 1.0000]])
     """
-    # NaN is not below anything, so NaN stays NaN
-    return torch.where(embedding < low, 0.0, torch.minimum(embedding, high))
+    # a product, because NaN times 0 stays NaN
+    return torch.minimum(embedding, high).mul_(embedding >= low)
 
 
 def kept_units(width: int, percentile: float) -> int:
@@ -41,7 +41,7 @@ def keep_top(embedding: Tensor, percentile: float) -> Tensor:
     >>> keep_top(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
     tensor([[0., 4., 0., 3.]])
     """
-    values, places = embedding.topk(kept_units(embedding.shape[-1], percentile), dim=-1)
+    values, places = _top(embedding, percentile)
     return torch.zeros_like(embedding).scatter(-1, places, values)
 
 
@@ -51,10 +51,9 @@ def binarise_top(embedding: Tensor, percentile: float) -> Tensor:
     >>> binarise_top(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), 50)
     tensor([[0., 5., 0., 5.]])
     """
-    count = kept_units(embedding.shape[-1], percentile)
-    places = embedding.topk(count, dim=-1).indices
-    level = embedding.sum(dim=-1, keepdim=True) / count
-    return torch.zeros_like(embedding).scatter(-1, places, level.expand(-1, count))
+    places = _top(embedding, percentile)[1]
+    level = embedding.sum(dim=-1, keepdim=True) / places.shape[-1]
+    return torch.zeros_like(embedding).scatter(-1, places, level.expand_as(places))
 
 
 def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
@@ -64,8 +63,7 @@ def top_ratio(embedding: Tensor, percentile: float) -> Tensor:
     tensor([[1.4286]])
     """
     positive = embedding.relu()
-    top = positive.topk(kept_units(embedding.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
-    return _ratio(positive, top)
+    return _ratio(positive, _top(positive, percentile)[0].sum(dim=-1, keepdim=True))
 
 
 def prefix_ratio(embedding: Tensor, kept: Tensor) -> Tensor:
@@ -78,6 +76,12 @@ def prefix_ratio(embedding: Tensor, kept: Tensor) -> Tensor:
     positive = embedding.relu()
     sums = positive.sort(dim=-1, descending=True).values.cumsum(dim=-1)
     return _ratio(positive, sums.gather(-1, kept[:, None] - 1))
+
+
+def _top(embedding: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
+    """The largest activations of each row and their places, in no order."""
+    values, places = embedding.topk(kept_units(embedding.shape[-1], percentile), dim=-1, sorted=False)
+    return values, places
 
 
 def _ratio(positive: Tensor, top: Tensor) -> Tensor:
@@ -100,4 +104,6 @@ def prune_and_scale(embedding: Tensor, percentile: float) -> Tensor:
     >>> prune_and_scale(torch.tensor([[2.0, 1.0]]), 50)
     tensor([[8.9634, 0.0000]])
     """
-    return keep_top(embedding, percentile) * top_ratio(embedding, percentile).exp()
+    values, places = _top(embedding, percentile)
+    ratio = _ratio(embedding.relu(), values.relu().sum(dim=-1, keepdim=True))
+    return torch.zeros_like(embedding).scatter(-1, places, values * ratio.exp())

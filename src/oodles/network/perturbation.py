@@ -13,6 +13,8 @@ from oodles.network.forward import CPU_ROWS, ForwardPass, HeadName, Pass
 from oodles.network.taps import eval_mode, unwrap
 from oodles.steps import Objective, Step
 
+FGSM_SIZE = 0.05
+
 
 def run_with_steps(forward: ForwardPass, inputs: Inputs, steps: Sequence[Step]) -> Pass:
     """One pass over the inputs and one more per step; each distinct objective costs one backward pass."""
@@ -63,7 +65,7 @@ def fgsm(
     images: Tensor,
     labels: Tensor,
     *,
-    size: float = 0.05,
+    size: float = FGSM_SIZE,
     bounds: tuple[Tensor, Tensor] | None = None,
     inputs: Inputs | None = None,
 ) -> Tensor:

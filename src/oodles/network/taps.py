@@ -140,7 +140,7 @@ def usable_device(name: torch.device | str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ArgumentError(f"device={str(name)!r} cannot be used here ({reason})") from None
     if device.type == "meta":

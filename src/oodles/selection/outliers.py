@@ -23,31 +23,29 @@ Maker = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 def arithmetic_mean(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tensor:
     """The mean of two images."""
-    return (images + images[partner]) / 2
+    return images[partner].add_(images).div_(2)
 
 
 def geometric_mean(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tensor:
     """The square root of the product of two images."""
-    return (images * images[partner]).sqrt()
+    return images[partner].mul_(images).sqrt_()
 
 
 def jigsaw(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tensor:
     """Quadrants permuted, two of them with their halves swapped: the fixed permutation of the authors' code."""
     height, width = images.shape[2] // 2, images.shape[3] // 2
-    top_left, top_right = images[:, :, :height, :width], images[:, :, :height, width : 2 * width]
-    bottom_left, bottom_right = images[:, :, height : 2 * height, :width], images[:, :, height : 2 * height, width:]
-    swapped_rows = torch.cat([top_left[:, :, height // 2 :], top_left[:, :, : height // 2]], dim=2)
-    swapped_columns = torch.cat([top_right[..., width // 2 :], top_right[..., : width // 2]], dim=3)
-    top = torch.cat([swapped_rows, bottom_left], dim=3)
-    bottom = torch.cat([bottom_right[..., :width], swapped_columns], dim=3)
+    top, bottom, left, right = slice(height), slice(height, 2 * height), slice(width), slice(width, 2 * width)
     moved = images.clone()
-    moved[:, :, : 2 * height, : 2 * width] = torch.cat([top, bottom], dim=2)
+    moved[:, :, top, left] = images[:, :, top, left].roll(-(height // 2), dims=2)
+    moved[:, :, top, right] = images[:, :, bottom, left]
+    moved[:, :, bottom, left] = images[:, :, bottom, right]
+    moved[:, :, bottom, right] = images[:, :, top, right].roll(-(width // 2), dims=3)
     return moved
 
 
 def speckle(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tensor:
     """Noise in proportion to each pixel."""
-    return (images + images * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+    return torch.randn(images.shape, generator=generator).to(images).mul_(images).add_(images).clamp_(0, 1)
 
 
 def inverted(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tensor:
@@ -67,6 +65,7 @@ def ghosted(images: Tensor, partner: Tensor, generator: torch.Generator) -> Tens
 _MAKERS = (arithmetic_mean, geometric_mean, jigsaw, speckle, inverted, ghosted)
 KINDS: dict[str, Maker] = {maker.__name__: maker for maker in _MAKERS}
 NOISE = "noise"
+BATCH_SIZE = 250
 
 
 def synthetic_outliers(images: Tensor, kind: str, *, labels: Tensor | None = None, seed: int = 0) -> Tensor:
@@ -88,7 +87,7 @@ def synthetic_outliers(images: Tensor, kind: str, *, labels: Tensor | None = Non
 class NoiseImages:
     """Batches of images whose every pixel is N(0, 1) after normalisation; the same in every iteration."""
 
-    def __init__(self, shape: Sequence[int], count: int, *, seed: int = 0, batch_size: int = 250) -> None:
+    def __init__(self, shape: Sequence[int], count: int, *, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         if count < 1 or len(shape) < 1:
             raise ArgumentError(f"{count} noise images of shape {tuple(shape)} were requested; at least one is needed")
         self.shape, self.count, self.seed, self.batch_size = tuple(shape), count, seed, batch_size
@@ -132,12 +131,19 @@ def outlier_features(
     else:
         low, high = channel_bounds(images)
     width = (high - low).clamp(min=1e-12)
-    pixels = ((images - low) / width).clamp(0, 1)
-    outliers = {NOISE: torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))}
-    for kind in KINDS:
-        outliers[kind] = synthetic_outliers(pixels, kind, labels=labels, seed=seed) * width + low
+    pixels = (images - low).div_(width).clamp_(0, 1)
+    del images
     options["labels"] = False
-    return {kind: extract(model, list(torch.split(made, 250)), **options) for kind, made in outliers.items()}
+
+    def features(made: Tensor) -> Features:
+        return extract(model, list(torch.split(made, BATCH_SIZE)), **options)
+
+    # one kind after another, so that only one is in memory beside the images
+    noise = features(torch.randn(pixels.shape, generator=torch.Generator().manual_seed(seed)))
+    return {NOISE: noise} | {
+        kind: features(synthetic_outliers(pixels, kind, labels=labels, seed=seed).mul_(width).add_(low))
+        for kind in KINDS
+    }
 
 
 def mixed_features(held_out: Features, *, seed: int = 0) -> dict[str, Features]:

@@ -1,21 +1,25 @@
 """``tune``: what a detector can only choose with the network at hand, from held-out ID images."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from oodles.columns import fingerprint
 from oodles.data.batches import BatchReader, LabelsAt, first_batches
 from oodles.data.inputs import Inputs
 from oodles.detectors.base import Detector
-from oodles.detectors.network_detector import NetworkDetector, layers_of
+from oodles.detectors.network_detector import NetworkDetector
 from oodles.errors import DataError, NotFittedError
-from oodles.network.extraction import extract
+from oodles.features import Features
+from oodles.network.classes import folder_names
 from oodles.network.forward import HeadName
-from oodles.network.perturbation import channel_bounds, fgsm, movable
+from oodles.network.perturbation import FGSM_SIZE, channel_bounds, fgsm, movable
+from oodles.network.reuse import extract_each
 from oodles.network.taps import unwrap
-from oodles.steps import distinct_steps
+from oodles.network.wanted import Wanted
 
 MAX_IMAGES = 1000  # images used: 500 to learn from and 500 to choose by
 
@@ -29,47 +33,103 @@ def tune(
     device: torch.device | str | None = None,
     labels: LabelsAt = True,
     max_images: int = MAX_IMAGES,
-) -> None:
+    store: Path | None = None,
+    **options: Any,
+) -> int:
     """Choose what is still open in ``detectors``: input steps, and how layers are combined. Fit them first.
 
     Uses the first ``max_images`` ID images of ``loader`` (labelled, if any detector learns against adversarial copies
-    of them). All detectors share the passes: each input step runs once, however many need it.
+    of them), and returns their number. All detectors share the passes: each input step runs once, however many need
+    it. With ``store``, the features of these images and of their copies are kept in that folder, and the network does
+    not run for them again. ``options`` are passed to :func:`oodles.extract`.
     """
     untuned = [detector for detector in detectors if isinstance(detector, NetworkDetector) and not detector.tuned]
     if not untuned:
-        return
+        return 0
     for detector in untuned:
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before tuning it")
-    against = any(detector.learns_against for detector in untuned)
-    batches = first_batches(BatchReader(unwrap(model), labels), loader, max_images, against)
-    steps = distinct_steps(step for detector in untuned for step in detector.trials())
-    if steps or against:
-        movable(batches[0][0], f"tuning {untuned[0].spec}")
-    options: dict[str, Any] = {"head": head, "layers": layers_of(untuned), "device": device, "progress": False}
-    held_out = extract(model, [inputs for inputs, _ in batches], steps=steps, labels=False, **options)
-    adversarial = None
+    wanted = {detector: Wanted(detector.layers, detector.trials()) for detector in untuned}
+    against = [detector for detector in untuned if detector.learns_against]
+    # a store has the labels that there are, so that it serves any detector; else they are read if they are needed
+    labelled = labels is not False and (bool(against) or store is not None)
+    moved_for = f"tuning {untuned[0].spec}" if against or any(each.steps for each in wanted.values()) else ""
+    reader = BatchReader(unwrap(model), labels if labelled else False)
+    images = _HeldOut(reader, loader, max_images, bool(against), moved_for)
+    options |= {"head": head, "device": device, "progress": False}
+    home = None if store is None else store / "held_out"
+    plain, *held_out = extract_each(model, images, [Wanted(), *wanted.values()], store=home, labels=labelled, **options)
+    adversarial: dict[NetworkDetector, Features] = {}
     if against:
-        copies = _adversarial(model, batches, held_out.classes)
-        adversarial = extract(model, copies, steps=steps, labels=False, **options)
-    for detector in untuned:
-        detector.tune(held_out, adversarial)
+        home = None if store is None else store / "adversarial"
+        loader = _Adversarial(model, images, plain)
+        options["verify"] = False  # the images were; copies of the same images may differ in their last bits
+        copies = extract_each(
+            model, loader, [wanted[detector] for detector in against], store=home, labels=False, **options
+        )
+        adversarial = dict(zip(against, copies, strict=True))
+    for detector, rows in zip(untuned, held_out, strict=True):
+        detector.tune(rows, adversarial.get(detector))
+    return len(plain)
 
 
-def _adversarial(model: nn.Module, batches: Sequence[tuple[Inputs, Tensor | None]], classes: int) -> list[Inputs]:
-    """The same inputs after a step that raises the loss, within the range that each channel has over all batches."""
-    images = [movable(inputs, "an adversarial copy") for inputs, _ in batches]
-    lows, highs = zip(*(channel_bounds(part) for part in images), strict=True)
-    bounds = torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
-    copies = []
-    for (inputs, labels), part in zip(batches, images, strict=True):
-        if labels is None or labels.ndim != 1:
-            raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
-        bad = (labels < 0) | (labels >= classes)
-        if bad.any():
-            raise DataError(
-                f"{int(bad.sum())} of {len(labels)} labels are not classes of this model, 0 to {classes - 1}; tune on "
-                "images of the classes it was trained on"
-            )
-        copies.append(inputs.replace(part, fgsm(model, part, labels, bounds=bounds, inputs=inputs)))
-    return copies
+class _HeldOut:
+    """The first images of a loader, as a loader; with ``keep`` they stay in memory, since a loader may not repeat them.
+
+    ``moved_for`` says what a gradient step moves them for, if anything does.
+    """
+
+    def __init__(self, reader: BatchReader, loader: Iterable[Any], count: int, keep: bool, moved_for: str) -> None:
+        self._reader, self._loader, self._count, self._keep, self._moved_for = reader, loader, count, keep, moved_for
+        self._kept: list[tuple[Inputs, Tensor | None]] = []
+        self.class_names = folder_names(loader)
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor | None]]:
+        if not self._kept and self._keep:
+            self._kept = list(self._read())
+        return iter(self._kept or self._read())
+
+    def _read(self) -> Iterator[tuple[Inputs, Tensor | None]]:
+        for inputs, labels in first_batches(self._reader, self._loader, self._count):
+            if self._moved_for:
+                movable(inputs, self._moved_for)
+            if self._keep and (labels is None or labels.ndim != 1):
+                raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
+            yield inputs, labels
+
+    def __len__(self) -> int:
+        loader: Any = self._loader
+        return min(len(loader), -(-self._count // loader.batch_size)) if hasattr(loader, "batch_size") else len(loader)
+
+    def stamp(self) -> str | None:
+        """The loader's stamp, if it has one, for this number of images."""
+        stamp = getattr(self._loader, "stamp", lambda: None)()
+        return None if stamp is None else f"{stamp} {self._count}"
+
+
+class _Adversarial:
+    """Held-out images after a step that raises the loss, made batch by batch while they are extracted.
+
+    They stay within the range that each channel has over all images. ``features`` are those of the images, which have
+    the labels as classes of the model.
+    """
+
+    def __init__(self, model: nn.Module, images: _HeldOut, features: Features) -> None:
+        self._model, self._images, self._features = model, images, features
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[Inputs]:
+        batches = [inputs for inputs, _ in self._images]
+        parts = [movable(inputs, "an adversarial copy") for inputs in batches]
+        lows, highs = zip(*map(channel_bounds, parts), strict=True)
+        bounds = torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
+        labels = torch.split(self._features.column("labels"), [len(inputs) for inputs in batches])
+        for inputs, part, classes in zip(batches, parts, labels, strict=True):
+            yield inputs.replace(part, fgsm(self._model, part, classes, bounds=bounds, inputs=inputs))
+
+    def stamp(self) -> str:
+        """Identifies the images by the network's response to them, and how they are moved."""
+        known = {name: self._features.column(name) for name in ("logits", "labels")}
+        return f"fgsm {FGSM_SIZE} {fingerprint(known)}"

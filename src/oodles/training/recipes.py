@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from oodles.errors import ArgumentError
 
+MOST_EPOCHS = 100_000
 LARGEST_RATE = 1e38  # of a float32
 WARMUP = 0.2  # the fraction of a one-cycle run during which the learning rate rises
 
@@ -24,8 +25,10 @@ class Recipe:
     weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 2:
-            raise ArgumentError(f"epochs={self.epochs} must be at least 1 and batch_size={self.batch_size} at least 2")
+        if not 1 <= self.epochs <= MOST_EPOCHS or self.batch_size < 2:
+            raise ArgumentError(
+                f"epochs={self.epochs} must lie between 1 and {MOST_EPOCHS:,}, batch_size={self.batch_size} at least 2"
+            )
         if not 0 < self.learning_rate <= LARGEST_RATE:
             raise ArgumentError(f"learning_rate={self.learning_rate} must be positive, at most {LARGEST_RATE:g}")
         if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):

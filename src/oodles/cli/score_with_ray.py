@@ -1,0 +1,158 @@
+"""``oodles score --ray``: the same verdicts from the workers of a Ray cluster, as a folder of Parquet files."""
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oodles.cli.checks import ImageOptions, check_number, is_store
+from oodles.cli.common import notice, notices
+from oodles.cli.guards import load_saved, open_inputs
+from oodles.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+    from oodles.guard import Guard
+
+OURS = "oodles.errors."
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """What the user says about the cluster and its workers."""
+
+    address: str | None
+    workers: int | None
+    cpus: float
+    batch_size: int
+
+
+def score_with_ray(
+    cluster: RayOptions,
+    guard: Path | None,
+    inputs: Sequence[Path],
+    out: Path,
+    options: ImageOptions,
+    key: Path | None,
+    model: str | None,
+    checkpoint: Path | None,
+    device: str | None,
+) -> None:
+    """Score image files or Parquet files and write a folder of Parquet files, which appears when it is complete."""
+    check_number("--ray-workers", cluster.workers)
+    if not cluster.cpus > 0:
+        raise ArgumentError(f"--ray-cpus {cluster.cpus} must be more than 0")
+    if out.exists():
+        raise ArgumentError(f"--out {out} exists already; give a new folder")
+    parquet = [_is_parquet(path) for path in inputs]
+    if any(parquet) and not all(parquet):
+        raise ArgumentError("some inputs are Parquet files and some are images; score them one after another")
+    files = [str(path.resolve()) for path in inputs] if any(parquet) else _image_files(inputs)
+
+    from oodles.distributed import ray as distributed
+
+    saved = load_saved(guard, key)
+    transform = saved.preprocessing(options)
+    saved.with_model(model, checkpoint, None)  # what is wrong with it is said before any worker starts
+    own, secret, weights = (None if path is None else path.resolve() for path in (guard, key, checkpoint))
+    load = partial(_load_in_worker, str(Path.cwd()), own, secret, weights, model, device)
+    gpus = float(device is not None and device.startswith("cuda"))
+    workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
+    with _connected(cluster.address), _one_line_errors():
+        rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
+        verdicts = distributed.score(rows, load, transform, workers=workers).rename_columns({"path": "input"})
+        accepted, unread, total = _write(verdicts, out, rows.count())
+    share = f"{accepted} of {total - unread} in-distribution ({saved.detector.spec} >= {saved.threshold.value:.7g})"
+    notice(f"{share}{f', {unread} with an error' if unread else ''}; written to {out}")
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet" or (path.is_dir() and any(path.glob("*.parquet")))
+
+
+def _image_files(inputs: Sequence[Path]) -> list[str]:
+    """The absolute paths of all images, which workers open themselves."""
+    stored = next((path for path in inputs if is_store(path)), None)
+    if stored is not None:
+        raise ArgumentError(f"{stored} holds features, which need no cluster; score them without --ray")
+    names = [name for images in open_inputs(inputs) if not isinstance(images, Path) for name in images.names]
+    packed = next((name for name in names if not Path(name).is_file()), None)
+    if packed is not None:
+        raise ArgumentError(f"{packed} is not a file of its own; --ray reads image files and Parquet, so unpack it")
+    return [str(Path(name).resolve()) for name in names]
+
+
+def _load_in_worker(
+    folder: str, guard: Path | None, key: Path | None, checkpoint: Path | None, model: str | None, device: str | None
+) -> "Guard":
+    """The guard with its model, whose module may be in the ``folder`` that the command was started in."""
+    sys.path.insert(0, folder)
+    return load_saved(guard, key).with_model(model, checkpoint, device)
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    """Connected to the cluster, or to one that is started here and ends with the command."""
+    from oodles.distributed.ray import import_ray
+
+    ray = import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    begun = not ray.is_initialized()
+    if begun:
+        ray.init(
+            address, include_dashboard=None if address else False, log_to_driver=False, logging_level=logging.ERROR
+        )
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = notices.is_terminal
+    try:
+        yield
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What a worker could not do, in one line: the error itself is the last of many lines of Ray's."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        ours = [line.partition(": ")[2] for line in lines if line.startswith(OURS)]
+        raise DataError(f"a Ray worker failed: {[*lines, *ours][-1]}") from error
+
+
+def _write(verdicts: "Dataset", out: Path, inputs: int) -> tuple[int, int, int]:
+    """Write Parquet files, and return how many inputs were accepted, have an error, and were scored or tried in all."""
+    from pyarrow import compute, dataset
+
+    from oodles.files import TEMPORARY, writing
+
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}{TEMPORARY}", dir=out.parent))
+        try:
+            temporary.chmod(0o755)
+            verdicts.write_parquet(str(temporary.resolve()))
+            accepted = unread = total = 0
+            for batch in dataset.dataset(temporary).to_batches(columns=["is_id", "error"]):
+                accepted += compute.sum(batch["is_id"]).as_py() or 0
+                unread += len(batch) - batch["error"].null_count
+                total += len(batch)
+            if total != inputs:
+                raise DataError(f"{total} results came back for {inputs} inputs, so none are kept; run it again")
+            temporary.rename(out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return accepted, unread, total

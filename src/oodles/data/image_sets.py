@@ -1,0 +1,105 @@
+"""``ImageSet``: images that are read one at a time, wherever they come from."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile, ImageOps
+
+from oodles.data.folders import count_by_suffix
+from oodles.data.limits import PIXELS
+from oodles.errors import ArgumentError, DataError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images that are read one at a time: their names, a function that opens one, and labels if known.
+
+    ``open`` gives an image that Pillow has not decoded yet, as a context manager; ``read`` decodes it.
+    ``ignored`` names the other files of the folder or archive. ``label_note`` is one line on how class folders were
+    understood: why there are no labels, or which folders are no classes; "" if there is nothing to say. ``file`` is the
+    file that an image is read from, or None if there is none.
+    """
+
+    name: str
+    names: Sequence[str]
+    open: Callable[[int], AbstractContextManager[Image.Image]]
+    labels: npt.NDArray[np.int64] | None = None
+    classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    label_note: str = ""
+    file: Callable[[int], Path] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, row: int) -> Image.Image:
+        """One image, decoded and upright."""
+        with self.open(row) as image, PIXELS.take(image.width * image.height):
+            return decode(image)
+
+    def ignored_summary(self) -> str:
+        """One line that counts the files that are not read and names some of every kind; "" if there are none."""
+        if not self.ignored:
+            return ""
+        one = len(self.ignored) == 1
+        count = "1 file is not an image" if one else f"{len(self.ignored):,} files are not images"
+        return f"{self.name}: {count} that oodles reads: {count_by_suffix(self.ignored)}"
+
+    def pick(self, rows: Sequence[int]) -> "ImageSet":
+        """The images at ``rows``, in that order."""
+        opened = self.open
+        labels = None if self.labels is None else self.labels[list(rows)]
+        names = [self.names[row] for row in rows]
+        located = self.file
+        file = None if located is None else lambda index: located(rows[index])
+        return replace(self, names=names, open=lambda index: opened(rows[index]), labels=labels, file=file)
+
+    def stamps(self) -> list[str] | None:
+        """What shows that images have changed without reading them: name, size and times of each one's file.
+
+        None if they do not come from files, or one of them is gone.
+        """
+        if self.file is None:
+            return None
+        files = [self.file(row) for row in range(len(self))]
+        try:
+            states = {file: file.stat() for file in dict.fromkeys(files)}
+        except OSError:
+            return None
+        return [
+            f"{name} {states[file].st_size} {states[file].st_mtime_ns} {states[file].st_ctime_ns}"
+            for name, file in zip(self.names, files, strict=True)
+        ]
+
+    def sample(self, count: int | None, seed: int = 0) -> "ImageSet":
+        """A random sample of at most ``count`` images in the original order; all of them if None."""
+        if count is None or count >= len(self):
+            return self
+        if count < 1:
+            raise ArgumentError(f"a limit of {count} images leaves none of {self.name}")
+        chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
+        return self.pick(sorted(chosen.tolist()))
+
+
+def first_per_class(images: ImageSet, count: int) -> ImageSet:
+    """The first ``count`` images of every class, in the original order, as the DICE authors reduced SVHN."""
+    if count < 1:
+        raise ArgumentError(f"a limit of {count} images per class leaves none of {images.name}")
+    if images.labels is None:
+        raise DataError(f"{images.name} has no labels, so the first {count} images per class cannot be taken")
+    firsts = [np.flatnonzero(images.labels == label)[:count] for label in np.unique(images.labels)]
+    return images.pick(np.sort(np.concatenate(firsts)).tolist())
+
+
+def decode(image: Image.Image) -> Image.Image:
+    """The pixels of an image, upright; of an animation or a file of several pages, the first frame."""
+    if not isinstance(image, ImageFile.ImageFile):
+        return image  # made from an array
+    image.load()
+    # Pillow warns if a palette with an opacity for each colour becomes RGB, but not on the way over RGBA
+    layered = image.mode == "P" and isinstance(image.info.get("transparency"), bytes)
+    return ImageOps.exif_transpose(image.convert("RGBA") if layered else image)

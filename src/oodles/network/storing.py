@@ -1,0 +1,324 @@
+"""Extraction into a store: what is there is compared with the loader's inputs, what is missing is computed.
+
+A shard always ends where a batch of the loader ends, and the last layer is always located on the first batch. So the
+rows are the same bits whether they are computed in one go, after an interruption, or by any number of processes.
+"""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oodles.columns import Columns, check_columns, fingerprint
+from oodles.data.batches import NO_BATCH, check_gives_batches, only
+from oodles.data.inputs import Inputs
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import SHARD_ELEMENTS
+from oodles.files import Record
+from oodles.network.batch_columns import BatchColumns, check_some_good, same_columns
+from oodles.network.progress import Advance
+from oodles.processes import Processes
+from oodles.store import Part, Writer
+from oodles.store.manifest import FAILED, check_same, plain
+
+SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A store that is written by one process or several, seen from one of them.
+
+    ``shards`` are those that were there at the beginning. ``recognised`` says that the store is complete and that the
+    loader has the stamp it was written with.
+    """
+
+    writer: Writer | Part
+    processes: Processes
+    shards: list[Record]
+    complete: bool
+    recognised: bool
+
+    @property
+    def path(self) -> Path:
+        """The folder of the store."""
+        return self.writer.path
+
+    def check_others(self) -> None:
+        """Raise if another process has failed; it waits until all have noticed."""
+        if self.processes.size > 1 and (self.path / FAILED).exists():
+            self.processes.meet(None)
+
+
+@contextmanager
+def open_store(
+    path: Path, about: Mapping[str, Any], note: str, stamp: str | None, processes: Processes
+) -> Iterator[Sharing]:
+    """Open a store for writing in every process; the first one holds its lock and writes its manifest."""
+    with processes.together():
+        if processes.rank == 0:
+            with Writer(path, about, note) as writer, processes.together(), _noticed(path, processes):
+                recognised = writer.complete and stamp is not None and writer.manifest.get("stamp") == stamp
+                processes.meet((writer.manifest, recognised))
+                yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
+        else:
+            with _noticed(path, processes):
+                nothing: Record = {}
+                manifest, recognised = processes.meet((nothing, False))[0]
+                check_same(path, manifest["about"], plain(path, about))
+                part = Part(path, processes.rank)
+                yield Sharing(part, processes, manifest["shards"], manifest["complete"], recognised)
+
+
+@contextmanager
+def _noticed(path: Path, processes: Processes) -> Iterator[None]:
+    """Leave a mark if this process fails, so that the others do not work on for hours."""
+    try:
+        yield
+    except BaseException as error:
+        # not for an error that was heard of: by now the first process may have removed the mark
+        if processes.size > 1 and not processes.knows(error):
+            with suppress(OSError):
+                (path / FAILED).touch()
+        raise
+
+
+def into_store(run: BatchColumns, loader: Iterable[Any], sharing: Sharing, advance: Advance, stamp: str | None) -> None:
+    """Go through the loader once: batches already stored are compared by content, the others computed and appended."""
+    writer, plan = sharing.writer, _Plan.of(loader, sharing)
+    stored = list(plan.stored)
+    first: Inputs | None = None
+    located = noted = False
+    seen = 0
+    number = -1
+    shard = _Shard(0)
+    with closing(run.batches(plan.batches, advance)) as batches:
+        for (inputs, labels), number in zip(batches, plan.numbers, strict=False):
+            sharing.check_others()
+            digest = fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels}))
+            if first is None:
+                first = inputs
+                if plan.missing:
+                    located = bool(plan.share)
+                    _check_alike(run, inputs if plan.share else None, digest, sharing.processes)
+            if number in plan.others:
+                continue
+            begins = _begins(stored, number)
+            if shard.columns and (number != shard.stop or begins):
+                shard.close(run, writer)
+            if not shard.rows or shard.closed:
+                shard = _Shard(number, stored.pop(0) if begins else None)
+            shard.add(digest, len(inputs))
+            seen += len(inputs)
+            if shard.entry is not None:
+                shard.compare(sharing.path)
+                continue
+            if sharing.complete:
+                raise _other_data(sharing.path, "the end")
+            if not located:
+                run.locate(first)
+                located = True
+            place = seen - len(inputs) if sharing.processes.size == 1 else f"batch {number}"
+            shard.keep(*run.good_rows(inputs, labels, place), len(inputs))
+            if isinstance(writer, Writer) and not noted:
+                names = run.names(shard.columns[0]["logits"].shape[1], loader)
+                writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
+                noted = True
+            if shard.is_full():
+                shard.close(run, writer)
+    unread = ([shard.entry] if shard.entry is not None and not shard.closed else []) + stored
+    if unread:
+        raise _other_data(sharing.path, unread[0]["file"])
+    if plan.last is not None and number != plan.last:
+        raise DataError(f"the loader gave no batch {plan.last}, but its length is {plan.total}; give all batches")
+    if shard.columns:
+        shard.close(run, writer)
+    _complete(loader, sharing, stamp)
+
+
+def _complete(loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
+    """Wait for the other processes, then mark the store complete."""
+    writer = sharing.writer
+    ends = sharing.processes.meet(([entry["file"] for entry in writer.shards], getattr(loader, "skipped", [])))
+    skipped = list(dict.fromkeys(each for _, part in ends for each in part))  # all read the first batch
+    if hasattr(loader, "skipped"):
+        loader.skipped = skipped  # by any process
+    if isinstance(writer, Writer):
+        _finish(writer, [file for files, _ in ends for file in files])
+        writer.stamp("" if skipped or stamp is None else stamp)
+    sharing.processes.meet(None)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one process reads: the batches to compare with ``stored`` shards, and the missing ones that it computes.
+
+    ``others`` are numbers of batches that are read but belong to another process: the first batch, on which every
+    process locates the last layer. A process on its own reads the loader as it comes, whatever its length.
+    """
+
+    batches: Iterable[Any]
+    numbers: Iterable[int]
+    stored: Sequence[Record]
+    missing: Sequence[int] = ()
+    share: Sequence[int] = ()
+    others: frozenset[int] = frozenset()
+    total: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def of(cls, loader: Iterable[Any], sharing: Sharing) -> "_Plan":
+        processes = sharing.processes
+        if processes.size == 1:
+            return cls(loader, itertools.count(), sharing.shards)
+        total = _agreed_length(loader, processes)
+        every = _with_batches(sharing.path, sharing.shards, sharing.complete, getattr(loader, "batch_size", None))
+        missing = _missing(every, total)
+        if every and every[-1]["batches"][1] > total:
+            raise _other_data(sharing.path, every[-1]["file"])
+        stored, share = processes.share(every), processes.share(missing)
+        mine = {number for entry in stored for number in range(*entry["batches"])} | set(share)
+        numbers = sorted(mine | {0} if missing else mine)
+        last = numbers[-1] if numbers else None
+        others = frozenset(numbers) - mine
+        return cls(only(loader, numbers, total), numbers, stored, missing, share, others, total, last)
+
+
+def _agreed_length(loader: Iterable[Any], processes: Processes) -> int:
+    check_gives_batches(loader)
+    try:
+        length: int = len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(
+            f"{type(loader).__name__} has no length, so its batches cannot be shared among {processes.size} "
+            "processes; give a loader with a length, such as a DataLoader, or run one process"
+        ) from None
+    lengths = processes.meet(length)
+    if len(set(lengths)) > 1:
+        raise DataError(f"the loaders of the processes have {lengths} batches; {ALL_INPUTS}")
+    return length
+
+
+def _with_batches(path: Path, shards: Sequence[Record], complete: bool, batch_size: int | None) -> list[Record]:
+    """The stored shards with the numbers of their batches, which older versions did not record."""
+    counted: list[Record] = []
+    first = 0
+    for entry in shards:
+        inputs = entry["rows"] + len(entry["bad_rows"])
+        whole = batch_size and (inputs % batch_size == 0 or (complete and entry is shards[-1]))
+        if entry["batches"] is None and not whole:
+            raise FileError(f"{path} was begun by one process of an older version; continue it with one")
+        batches = entry["batches"] or (first, first - (-inputs // (batch_size or 1)))
+        counted.append({**entry, "batches": batches})
+        first = batches[1]
+    return counted
+
+
+def _missing(shards: Sequence[Record], total: int) -> list[int]:
+    stored = {number for entry in shards for number in range(*entry["batches"])}
+    return [number for number in range(total) if number not in stored]
+
+
+def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processes: Processes) -> None:
+    """Raise unless all processes have the same first batch, and those with work to do find the same last layer."""
+    if inputs is not None:
+        run.locate(inputs)
+    head = run.head()
+    found = "" if inputs is None else "none" if head is None else fingerprint(head.tensors())
+    digests, heads = zip(*processes.meet((digest, found)), strict=True)
+    if len(set(digests)) > 1:
+        raise DataError(f"the loaders of the processes begin with different batches; {ALL_INPUTS}")
+    if len({each for each in heads if each}) > 1:
+        raise DataError("the processes find different last layers on the same batch; use the same hardware for all")
+
+
+ALL_INPUTS = (
+    "give each process the same loader of all inputs, unshuffled and without a DistributedSampler: extract shares the "
+    "batches out"
+)
+
+
+@dataclass
+class _Shard:
+    """Consecutive batches that become a shard, or are compared with the stored shard ``entry``."""
+
+    first: int
+    entry: Record | None = None
+    rows: int = 0
+    stop: int = -1
+    closed: bool = False
+    columns: list[Columns] = field(default_factory=list)
+    bad: list[int] = field(default_factory=list)
+    begun: float = field(default_factory=lambda: time.monotonic())
+
+    def __post_init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.stop = self.first
+
+    def add(self, digest: str, rows: int) -> None:
+        self.digest.update(digest.encode())
+        self.rows += rows
+        self.stop += 1
+
+    def keep(self, columns: Columns, bad: Sequence[int], rows: int) -> None:
+        """Keep the columns of the batch that was added last, which has this many inputs."""
+        self.bad += [self.rows - rows + row for row in bad]
+        self.columns.append(columns)
+        same_columns(self.columns[0], columns)
+
+    def compare(self, path: Path) -> None:
+        """Raise if the inputs are not those of the stored shard; it is closed once they are complete."""
+        entry = self.entry or {}
+        inputs = entry["rows"] + len(entry["bad_rows"])
+        if self.rows > inputs or (self.rows == inputs and self.digest.hexdigest() != entry["inputs"]):
+            raise _other_data(path, entry["file"])
+        self.closed = self.rows == inputs
+
+    def is_full(self) -> bool:
+        """Whether the shard is to be written now: it is large, or was begun a while ago."""
+        per_row = sum(column.shape[1:].numel() for column in self.columns[0].values())
+        return self.rows * per_row >= SHARD_ELEMENTS or time.monotonic() - self.begun >= SHARD_SECONDS
+
+    def close(self, run: BatchColumns, writer: Writer | Part) -> None:
+        """Write the shard."""
+        columns = {name: torch.cat([part[name] for part in self.columns]) for name in self.columns[0]}
+        head = run.head()
+        if self.rows > len(self.bad):
+            check_columns(columns, None if head is None else head.shape)
+        if isinstance(writer, Writer):
+            writer.write_head(head.tensors() if head is not None else {})
+        writer.append(columns, self.digest.hexdigest(), self.bad, (self.first, self.stop))
+        self.closed, self.columns = True, []
+
+
+def _begins(stored: Sequence[Record], number: int) -> bool:
+    """Whether the next stored shard begins with this batch; those of older versions follow each other."""
+    return bool(stored) and (stored[0]["batches"] is None or stored[0]["batches"][0] == number)
+
+
+def _finish(writer: Writer, files: Iterable[str]) -> None:
+    """Mark the store complete once all processes have written their shards, which are in ``files``."""
+    writer.take_parts()
+    if not writer.shards:
+        raise DataError(NO_BATCH)
+    lost = sorted({*files} - {entry["file"] for entry in writer.shards})
+    if lost:
+        raise FileError(
+            f"{writer.path} has no {lost[0]}, which another process wrote; use a disk that all of them share"
+        )
+    inputs = sum(entry["rows"] + len(entry["bad_rows"]) for entry in writer.shards)
+    check_some_good(inputs, [row for entry in writer.shards for row in entry["bad_rows"]])
+    if not writer.complete:
+        writer.finish()
+
+
+def _other_data(path: Path, where: str) -> FileError:
+    return FileError(
+        f"{path} was extracted from other inputs, in another order or in other batch sizes; they differ at {where}. "
+        "Use a loader that does not shuffle and the same batch size, or another store"
+    )

@@ -1,0 +1,175 @@
+"""The processes that share a piece of work: those that torchrun started, or those of a script's own process group.
+
+They exchange a few small objects and, at the end of a fit, statistics; rows of features go through a store on disk. So
+everything is sent from CPU to CPU by gloo, also beside a process group of the script that uses NCCL.
+
+Every exchange also says whether a process has failed: then all of them raise, and none waits for one that is gone.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from oodles.errors import OodlesError
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(hours=2)
+"""How long a process waits for one that hangs or has far more to do; one that is killed is noticed at once."""
+
+LEAVING = timedelta(seconds=10)
+"""How long a process waits at the end for those that have not yet heard that it is the end."""
+
+
+@dataclass
+class Processes:
+    """The processes that work together, seen from one of them; the default is a process on its own.
+
+    What is exchanged must be exchanged by all: each process makes the same calls in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    _group: Any = None
+    _told: list[BaseException] = field(default_factory=list)
+    _complete: bool = True
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's share of items that all have: consecutive ones, more for the first if they do not divide."""
+        least, rest = divmod(len(items), self.size)
+        start = self.rank * least + min(self.rank, rest)
+        return items[start : start + least + (self.rank < rest)]
+
+    def meet(self, value: T) -> list[T]:
+        """The values of all processes in the order of their ranks; raises in all of them if one has failed."""
+        return [value] if self.size == 1 else self._exchange(None, value)
+
+    def collect(self, value: T) -> list[T]:
+        """The values of all processes in the first one, which may be large; an empty list in the others."""
+        if self.size == 1:
+            return [value]
+        self.meet(None)
+        values: list[Any] = [None] * self.size if self.rank == 0 else []
+        with self._answering():
+            distributed.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
+        return values
+
+    def hand_out(self, value: T) -> T:
+        """The first process's value in all of them."""
+        if self.size == 1:
+            return value
+        self.meet(None)
+        values = [value if self.rank == 0 else None]
+        with self._answering():
+            distributed.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]  # type: ignore[return-value]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes leave this block by the same way: an error in one of them is raised in the others too."""
+        try:
+            yield
+        except BaseException as error:
+            if self.size > 1 and not self.knows(error):
+                self._told.append(error)
+                text = " ".join(str(error).split())
+                with suppress(OodlesError):
+                    self._exchange(text if isinstance(error, OodlesError) else f"{type(error).__name__}: {text}", None)
+            raise
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether all processes have heard of an error, so that it need not be reported by more than one."""
+        return any(error is each for each in self._told)
+
+    def _exchange(self, failure: str | None, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        with self._answering():
+            distributed.all_gather_object(found, (failure, value), group=self._group)
+        for rank, (reason, _) in enumerate(found):
+            if reason is not None:
+                error = OodlesError(f"process {rank} of {self.size} failed: {reason}")
+                self._told.append(error)
+                raise error
+        return [each for _, each in found]
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            lost = OodlesError(
+                f"process {self.rank} of {self.size} lost another one, which was killed or does not answer "
+                f"({reason:.120}); run the same again"
+            )
+            self._told.append(lost)  # there is nobody left to tell
+            self._complete = False
+            raise lost from None
+
+    def leave(self) -> None:
+        """Wait until all processes have heard the last exchange: what gloo has sent is lost if its process ends."""
+        with suppress(RuntimeError, KeyError):
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = distributed.TCPStore(  # type: ignore[attr-defined]  # documented, but not exported
+                address, port, is_master=False, timeout=LEAVING
+            )
+            key = f"oodles/left/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{len(_left)}"
+            _left.append(key)
+            store.add(key, 1)
+            deadline = time.monotonic() + LEAVING.total_seconds()
+            while self._complete and store.add(key, 0) < self.size and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+_joined: list[Processes] = []  # at most one
+_left: list[str] = []  # the groups that this process was part of, in order
+
+
+def current() -> Processes:
+    """The processes that this one has joined; a process on its own otherwise."""
+    return _joined[0] if _joined else Processes()
+
+
+def started() -> tuple[int, int]:
+    """The rank of this process and the number of processes, as torchrun says."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def join() -> Iterator[Processes]:
+    """Work together with the other processes of torchrun, or of the process group that the script has initialised.
+
+    All of them must enter and leave the block. An error in one of them ends the block in all. Without other processes
+    the block runs as it is.
+    """
+    initialised = distributed.is_available() and distributed.is_initialized()
+    if _joined or (not initialised and started()[1] == 1):
+        yield current()
+        return
+    if not initialised:
+        distributed.init_process_group("gloo", timeout=TIMEOUT)
+    group = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+    processes = Processes(distributed.get_rank(), distributed.get_world_size(), group)
+    _joined.append(processes)
+    try:
+        with processes.together():
+            yield processes
+            processes.meet(None)
+    finally:
+        _joined.clear()
+        processes.leave()
+        with suppress(RuntimeError, ValueError):
+            distributed.destroy_process_group(group)
+            if not initialised:
+                distributed.destroy_process_group()
+
+
+def own_device(device: str | None) -> str | None:
+    """``cuda`` as this process's own GPU, if torchrun started several processes on this machine."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

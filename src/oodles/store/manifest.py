@@ -1,0 +1,112 @@
+"""The manifest of a store: what it lists, and how it is read and compared."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from oodles.columns import PRECISIONS, Columns, is_finite
+from oodles.differences import first_difference
+from oodles.errors import ArgumentError, FileError
+from oodles.files import Digest, Fields, Record, TensorFile, read_record, read_tensors
+
+KIND, PART = "features", "part of features"
+SCHEMA = 1
+MANIFEST = "manifest.json"
+FAILED = ".failed"  # while it is there, one of several processes has failed
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
+class Entry(Struct, forbid_unknown_fields=True):
+    """A shard in the manifest.
+
+    ``batches`` are the number of its first batch of the loader and of the first one after it. With them, ``bad_rows``
+    are counted from the shard's first input until the store is complete, and then from the first of all.
+    """
+
+    file: str
+    rows: Count
+    bytes: Annotated[int, Meta(ge=0, le=1 << 50)]
+    sha256: Digest
+    inputs: str
+    bad_rows: list[Count] = []
+    batches: tuple[Count, Count] | None = None
+
+
+class Manifest(Fields):
+    """The manifest; ``stamp`` is what the loader is recognised by without reading its inputs."""
+
+    complete: bool
+    note: str
+    about: dict[str, Any]
+    columns: list[str]
+    head: TensorFile | None
+    shards: list[Entry]
+    class_names: list[str] = []  # noqa: RUF012 - msgspec copies it
+    multilabel: bool = False
+    stamp: str = ""
+
+
+class PartFields(Fields):
+    """What another process than the first has written."""
+
+    columns: list[str]
+    shards: list[Entry]
+
+
+def plain(path: Path, about: Mapping[str, Any]) -> Record:
+    """``about`` as it will be read back: tuples become lists."""
+    try:
+        record: Record = json.loads(json.dumps(dict(about)))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{path} can only record plain values (numbers, text, lists, dicts): {error}") from None
+    return record
+
+
+def check_same(path: Path, stored: Record, asked: Record) -> None:
+    """Raise unless a store was begun for the same model and settings."""
+    difference = first_difference(stored, asked)
+    if difference:
+        name, before, now = difference
+        raise FileError(
+            f"{path} was written with another {name} ({before}, not {now}); choose another store or delete this one"
+        )
+
+
+def read_manifest(path: Path) -> Record:
+    """The manifest of a store, verified by its checksum."""
+    if not path.is_dir():
+        raise FileError(f"{path} does not exist; a feature store is a folder written by `oodles extract`")
+    return read_record(path / MANIFEST, kind=KIND, schema=SCHEMA, fields=Manifest)
+
+
+def read_head(path: Path, manifest: Record) -> Columns:
+    """The last layer in a store: ``weight`` and perhaps ``bias``; empty if there is none."""
+    if not manifest["head"]:
+        return {}
+    head = read_tensors(path, manifest["head"])
+    if not _is_head(head):
+        raise FileError(f"{path / manifest['head']['file']} is not the weight and bias of a last layer; extract again")
+    return head
+
+
+def _is_head(parts: Columns) -> bool:
+    if not {"weight"} <= parts.keys() <= {"weight", "bias"} or parts["weight"].ndim != 2:
+        return False
+    weight = parts["weight"]
+    bias = parts.get("bias", weight.new_zeros(len(weight)))
+    fits = weight.dtype == bias.dtype and weight.dtype in PRECISIONS and bias.shape == weight.shape[:1]
+    return fits and all(is_finite(part) for part in parts.values())
+
+
+def stored_rows(manifest: Record) -> int:
+    """How many rows are in the shards of a manifest."""
+    return sum(entry["rows"] for entry in manifest["shards"])
+
+
+def is_store(path: Path) -> bool:
+    """Whether a folder looks like a feature store."""
+    return (path / MANIFEST).is_file()
