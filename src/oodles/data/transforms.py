@@ -35,8 +35,10 @@ class Transform:
         if image.mode != "RGB":
             image = image.convert("RGB")
         target = self._resized(*image.size)
-        if target != image.size:
-            image = image.resize(target, Image.Resampling.BILINEAR)
+        # columns before rows: left to itself, Pillow chooses the order by its version and the size, and they round apart
+        for size in ((target[0], image.height), target):
+            if size != image.size:
+                image = image.resize(size, Image.Resampling.BILINEAR)
         width, height = image.size
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         pixels = np.asarray(image.crop((left, top, left + self.size, top + self.size)))
