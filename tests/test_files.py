@@ -29,15 +29,13 @@ from oodles.files import (
     member,
     read_key,
     read_record,
-    read_saved,
-    read_tensors,
     sha256,
     write_bytes,
     write_record,
-    write_tensors,
     write_with,
 )
 from oodles.persistence import load_detector, save_detector
+from oodles.tensor_files import read_saved, read_tensors, write_tensors
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
