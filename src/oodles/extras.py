@@ -1,5 +1,6 @@
 """Packages that oodles can do without: which extra installs each, and the error that says so where one is missing."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,11 +34,11 @@ def needed_by(user: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # only the package itself: a missing part of an installed one is another problem
-        if error.name not in PACKAGES:
+        name = (error.name or "").partition(".")[0]
+        # a part that an installed package does not have is another problem
+        if name not in PACKAGES or (name != error.name and sys.modules.get(name) is not None):
             raise
-        package, extra = PACKAGES[error.name]
+        package, extra = PACKAGES[name]
         raise MissingPackageError(
-            f"{user} needs {package}, which is not installed; install it with: pip install 'oodles[{extra}]'",
-            name=error.name,
+            f"{user} needs {package}, which is not installed; install it with: pip install 'oodles[{extra}]'", name=name
         ) from None
