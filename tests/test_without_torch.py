@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,15 +27,21 @@ REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'o
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The interpreter of an environment without torch, which the processes of pytest share."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "without-torch"
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):
-        known = folder / "python"
+    """The interpreter of an environment without torch, which the processes of pytest share; the last one removes it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    shared = tmp_path_factory.getbasetemp().parent if worker else tmp_path_factory.getbasetemp()
+    folder, lock = shared / "without-torch", FileLock(shared / "without-torch.lock")
+    known, user = folder / "python.txt", folder / f"used-by-{worker}"
+    with lock:
+        folder.mkdir(exist_ok=True)
         if not known.exists():
             known.write_text(str(install_without_torch(folder)))
-    return Path(known.read_text())
+        user.touch()
+    yield Path(known.read_text())
+    with lock:
+        user.unlink()
+        if not list(folder.glob("used-by-*")):
+            shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["refused", "not installed"])
