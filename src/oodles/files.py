@@ -287,6 +287,6 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 def __getattr__(name: str) -> Any:
     """What ``persistence`` imports from here and ``tensor_files`` has, so that torch is not needed for the rest."""
-    if name in ("read_saved", "write_tensors"):
+    if name in ("read_saved", "read_tensors", "serialise", "write_tensors"):
         return getattr(import_module("oodles.tensor_files"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
