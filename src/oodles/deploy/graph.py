@@ -50,8 +50,9 @@ class GuardGraph(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The outputs by their names in ``OUTPUTS``; the last of ``values`` is the threshold, the others are inputs."""
         *given, threshold = values
-        inputs = Inputs(tuple(given)) if not self._names else Inputs((), dict(zip(self._names, given, strict=True)))
-        output, columns = self._forward.trace(inputs)
+        by_position = len(given) - len(self._names)
+        named = dict(zip(self._names, given[by_position:], strict=True))
+        output, columns = self._forward.trace(lambda network: network(*given[:by_position], **named))
         like = self.like.to(torch.float64 if self.like.dtype == torch.float64 else torch.float32)
         used = [
             columns[name].to(like) if name in columns else output.new_empty(output.shape[0], 0).to(like)
