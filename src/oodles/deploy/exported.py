@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
-THRESHOLD, ID_SCORES, TEST = "threshold", "id_scores", "self_test."
+IMAGES, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
 BATCH = 64  # rows that the graph is given at a time
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
 DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -84,7 +84,28 @@ class ExportedGuard:
             return self._run(self._named(inputs, named))
         if len(inputs) != 1 or named:
             raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
-        return self._run({"pixels": _pixels(inputs[0], self.transform)})
+        (given,) = inputs
+        if isinstance(given, np.ndarray) and given.ndim == 4:
+            return self._run({IMAGES: _checked_pixels(given)})
+        alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
+        prepared = [_prepared(picture, self.transform) for picture in ([given] if alone else given)]
+        if not prepared:
+            raise DataError("the guard was given no images; give at least one")
+        return self.judge(np.stack(prepared))
+
+    def judge(self, pixels: npt.NDArray[np.uint8]) -> ExportedVerdict:
+        """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``.
+
+        The graph resizes and crops by itself. It is given them with a margin, so that there is nothing to resize, and
+        cuts off the margin.
+        """
+        if self.transform is None:
+            raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
+        size, side = self.transform.size, self.transform.resize
+        start = round((side - size) / 2)
+        whole = np.zeros((len(pixels), side, side, 3), np.uint8)
+        whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
+        return self._run({IMAGES: whole})
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
@@ -148,7 +169,7 @@ class ExportedGuard:
             inputs = {name: np.asarray(value) for name, value in given.items()}
             runs = [self._run(inputs)]
             if self.transform is not None:
-                runs.append(self(list(inputs["pixels"])))
+                runs.append(self(list(inputs[IMAGES])))
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise FileError(f"{self.path} cannot run its test inputs: {str(error).splitlines()[0]:.200}") from None
         for verdict in runs:
@@ -195,30 +216,19 @@ def _id_scores(artefact: Artefact) -> Array | None:
     return scores
 
 
-def _pixels(given: Any, transform: Transform) -> Array:
-    """One image or several as uint8 ``(n, height, width, 3)``; an array of that shape is left to the graph."""
-    if isinstance(given, np.ndarray) and given.ndim == 4:
-        return _checked_pixels(given)
-    alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
-    pictures = [given] if alone else list(given)
-    if not pictures:
-        raise DataError("the guard was given no images; give at least one")
-    return np.stack([_prepared(picture, transform) for picture in pictures])
-
-
 def _prepared(picture: Any, transform: Transform) -> Array:
     """One image, resized and cropped as the training images were."""
     if isinstance(picture, bytes | str | Path):
         opened = open_bytes(picture) if isinstance(picture, bytes) else open_image(Path(picture))
         with opened as image, PIXELS.take(transform.pixels(*image.size)):
-            return transform(decode(image)).transpose(1, 2, 0)
+            return transform(decode(image))
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(_checked_pixels(picture[None])[0])
     if not isinstance(picture, Image.Image):
         kind = type(picture).__name__
         raise DataError(f"an image is a path, bytes, a Pillow image or a uint8 array, got {kind}")
     check_image(picture)
-    return transform(decode(picture)).transpose(1, 2, 0)
+    return transform(decode(picture))
 
 
 def _checked_pixels(pixels: Array) -> Array:
