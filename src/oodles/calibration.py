@@ -73,8 +73,7 @@ def calibrate(id_scores: "Tensor | npt.ArrayLike", id_rate: float = 0.95) -> Thr
     the calibration set and the new input together the probability is then ``1 - k/(n + 1)``, for any
     distribution. At least ``id_rate`` of the calibration set is accepted too.
 
-    >>> import torch
-    >>> calibrate(torch.arange(1.0, 100.0), id_rate=0.95).value
+    >>> calibrate(range(1, 100), id_rate=0.95).value
     5.0
     """
     scores = _as_array(id_scores)

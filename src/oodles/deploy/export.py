@@ -84,8 +84,12 @@ def export_guard(
     }
     content = model.SerializeToString()
     session = start_session(content)
-    agreement = {"rows": len(rows.network), "inputs": origin, "tolerance": TOLERANCE}
-    agreement |= _compare(guard, rows, session)
+    agreement = {
+        "rows": len(rows.network),
+        "inputs": origin,
+        "tolerance": TOLERANCE,
+        **_compare(guard, rows, session),
+    }
     tensors = _tensors(guard, tests, session)
     contents = {GRAPH: content, TENSORS: serialise(tensors)}
     with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
@@ -161,7 +165,12 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
                     f"the graph of {guard.detector.spec} does not give the guard's answers for {count} inputs, so "
                     f"nothing was written (relative difference {gap:.2g} of the {name}, at most {TOLERANCE:g})"
                 )
-        other = int((_array(ours.is_id) != theirs["is_id"]).sum() + (_array(ours.label) != theirs["label"]).sum())
+        score = _array(ours.score)
+        # the threshold is one of the calibration scores, on whose other side rounding may put the same input
+        rounding = TOLERANCE / 10 * np.abs(score[np.isfinite(score)]).max(initial=0)
+        decided = ~(np.abs(score - guard.threshold.value) <= rounding)
+        differs = (_array(ours.is_id) != theirs["is_id"]) & decided
+        other = int(differs.sum() + (_array(ours.label) != theirs["label"]).sum())
         if other:
             raise ArgumentError(
                 f"the graph of {guard.detector.spec} decides otherwise than the guard for {other} of {count} inputs, "

@@ -21,7 +21,7 @@ def without_first_component(maps: Tensor) -> Tensor:
     scale = _divisor(maps, (1, 2))
     scaled = maps / scale
     channels, positions = maps.shape[1:]
-    vector = maps.new_full((len(maps), positions, 1), positions**-0.5)
+    vector = maps.new_full((maps.shape[0], positions, 1), positions**-0.5)
     if positions <= channels:
         products = scaled.mT @ scaled
     else:
