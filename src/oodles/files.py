@@ -18,17 +18,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from filelock import FileLock, Timeout
 from msgspec import Meta, Struct
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as serialise_tensors
-from torch import Tensor
 
 from oodles.errors import ArgumentError, FileError
+
+if TYPE_CHECKING:  # most of what is here is used without torch
+    from torch import Tensor
 
 Record = dict[str, Any]
 Key = bytes | str | Path
@@ -265,7 +265,7 @@ def _read_key_file(path: Path) -> bytes:
         raise FileError(f"the key {path} cannot be read ({error.strerror})") from None
 
 
-def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Record:
+def write_tensors(folder: Path, stem: str, tensors: Mapping[str, "Tensor"]) -> Record:
     """Write tensors to a file named after their checksum; returns the record that :func:`read_tensors` reads.
 
     Because the name changes with the content, a saved object can be replaced atomically: the record that points to the
@@ -278,19 +278,23 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Rec
     return {"file": file, "sha256": digest}
 
 
-def serialise(tensors: Mapping[str, Tensor]) -> bytes:
+def serialise(tensors: Mapping[str, "Tensor"]) -> bytes:
     """Tensors as safetensors bytes; those that share memory (tied weights, slices) are written separately."""
+    from safetensors.torch import save
+
     written: dict[int, str] = {}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     separate = {
         name: tensor if written.setdefault(tensor.untyped_storage().data_ptr(), name) == name else tensor.clone()
         for name, tensor in plain.items()
     }
-    return serialise_tensors(separate)
+    return save(separate)
 
 
-def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, "Tensor"]:
     """Read what :func:`write_tensors` wrote, after checking its checksum."""
+    from safetensors.torch import load
+
     path = member(folder, entry["file"])
     try:
         content = read_regular(path)
@@ -303,12 +307,12 @@ def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
     try:
-        return parse_tensors(content)
+        return load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise FileError(f"{path} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None
 
 
-def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, Tensor]]:
+def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, "Tensor"]]:
     """A record and the tensors it names, both of one save even while another process is saving.
 
     If the tensors are gone, a writer has replaced the record in the meantime: it is read again.

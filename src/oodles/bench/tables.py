@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -25,7 +26,9 @@ from oodles.paper.published import (
     published_sweep,
     without_seed,
 )
-from oodles.paper.sweep import SweepPoint
+
+if TYPE_CHECKING:
+    from oodles.paper.sweep import SweepPoint
 
 LATEX = {letter: "\\" + letter for letter in "_%&#${}"} | {
     "\\": r"\textbackslash{}",
@@ -131,7 +134,7 @@ def only(view: View, *columns: str) -> View:
     return replace(view, columns=columns, lines=lines)
 
 
-def sweep_view(points: Sequence[SweepPoint], *, title: str = "", paper: str | None = None) -> View:
+def sweep_view(points: Sequence["SweepPoint"], *, title: str = "", paper: str | None = None) -> View:
     """For each sparsity the averages over sets and runs, the accuracy of the sparse layer, spread and gap."""
     lines = []
     for p in dict.fromkeys(point.p for point in points):
