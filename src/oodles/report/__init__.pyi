@@ -1,0 +1,3 @@
+from .page import write_report as write_report
+from .rows import read_rows as read_rows
+from .rows import rows_parts as rows_parts
