@@ -1,6 +1,4 @@
-"""Names of files, classes and sets: data of the user's, shown so that they cannot pass for anything else."""
-
-SHORT = 28  # letters of a name in a figure
+"""Names of files and classes as text on one line."""
 
 
 def printable(text: str) -> str:
@@ -11,16 +9,3 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def shortened(text: str, most: int = SHORT) -> str:
-    """A printable name of at most ``most`` letters, its middle left out if it is longer.
-
-    >>> shortened("abcdefghij", 7)
-    'abc…hij'
-    """
-    name = printable(text)
-    if len(name) <= most:
-        return name
-    half = (most - 1) // 2
-    return f"{name[: most - 1 - half]}…{name[-half:]}"

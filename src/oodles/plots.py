@@ -252,7 +252,7 @@ def sparsity_curve(
         for colour, (name, values) in zip(cycle(OOD_COLOURS), fpr95.items(), strict=False):
             axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
         axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
-        if chosen in grid:
+        if chosen is not None and chosen in grid:
             axis.axvline(list(grid).index(chosen), color=INK, linewidth=1, linestyle="--", label=f"p = {chosen:g}")
         axis.set_xticks(places, [f"{p:g}" for p in grid])
         axis.set_xlabel("sparsity p")

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oodles.names import printable
+
 Interval = tuple[float, float]
 Value = float | int | str | None
 
+SHORT = 28  # letters of a name in a figure
 NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
@@ -181,3 +184,16 @@ class Part:
             "facts": dict(self.facts),
             "sections": [section.as_json() for section in self.sections],
         }
+
+
+def shortened(text: str, most: int = SHORT) -> str:
+    """A printable name of at most ``most`` letters, its middle left out if it is longer.
+
+    >>> shortened("abcdefghij", 7)
+    'abc…hij'
+    """
+    name = printable(text)
+    if len(name) <= most:
+        return name
+    half = (most - 1) // 2
+    return f"{name[: most - 1 - half]}…{name[-half:]}"

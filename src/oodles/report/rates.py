@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from oodles.report.document import Cell, Interval
 
@@ -32,8 +32,8 @@ class Rate:
         if not self.total:
             return 0.0, 100.0
         half, rest = (1 - CONFIDENCE) / 2, self.total - self.count
-        low = float(beta.ppf(half, self.count, rest + 1)) if self.count else 0.0
-        high = float(beta.ppf(1 - half, self.count + 1, rest)) if rest else 1.0
+        low = float(betaincinv(self.count, rest + 1, half)) if self.count else 0.0
+        high = float(betaincinv(self.count + 1, rest, 1 - half)) if rest else 1.0
         return 100 * low, 100 * high
 
     @property

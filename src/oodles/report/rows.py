@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -16,9 +16,9 @@ from oodles.bench.tables import Result, results
 from oodles.data.limits import regular_size
 from oodles.errors import DataError
 from oodles.metrics import Row
-from oodles.names import printable, shortened
+from oodles.names import printable
 from oodles.paper.published import AVERAGE, published, published_sets, without_seed
-from oodles.report.document import Cell, Column, Figure, Part, Section, Table
+from oodles.report.document import Cell, Column, Figure, Part, Section, Table, shortened
 from oodles.report.svg import inline_svg
 
 MOST_BYTES = 1 << 25  # of a file of rows
@@ -60,16 +60,13 @@ def read_rows(path: str | Path) -> list[Row]:
         raise DataError(f"{path} does not hold rows of `oodles bench` ({error})") from None
     if not found:
         raise DataError(f"{path} holds no rows; `oodles bench --out FOLDER` writes some")
-    names = ("detector", "id_set", "ood_set", "run")
-    return [
-        Row(
-            **{
-                name: printable(value) if name in names else value
-                for name, value in msgspec.structs.asdict(row).items()
-            }
-        )
-        for row in found
-    ]
+    return [_as_row(row) for row in found]
+
+
+def _as_row(row: _Row) -> Row:
+    names = {name: printable(getattr(row, name)) for name in ("detector", "id_set", "ood_set", "run")}
+    values: dict[str, Any] = msgspec.structs.asdict(row) | names
+    return Row(**values)
 
 
 def rows_parts(rows: Sequence[Row], title: str = "Detectors compared") -> list[Part]:
