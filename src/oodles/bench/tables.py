@@ -127,11 +127,16 @@ def compare(rows: Sequence[Row], *, title: str = "", paper: str | None = None) -
     return View(title, caption, tuple(columns), tuple(lines))
 
 
-def only(view: View, *columns: str) -> View:
-    """The same table with some of its columns."""
-    kept = [view.columns.index(column) for column in columns]
-    lines = tuple((label, tuple(cells[index] for index in kept)) for label, cells in view.lines)
-    return replace(view, columns=columns, lines=lines)
+def overview(rows: Sequence[Row], *, title: str = "") -> View:
+    """One line for each detector: FPR95 and AUROC on average, then FPR95 on each set."""
+    full = compare(rows, title=title)
+    average = full.columns.index(AVERAGE)
+    lines = []
+    for label, cells in full.lines:
+        alone = [replace(cell, numbers=cell.numbers[:1], best=cell.best[:1], notes=()) for cell in cells[:average]]
+        lines.append((label, (replace(cells[average], notes=()), *alone)))
+    caption = "average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better"
+    return View(title, caption, (AVERAGE, *full.columns[:average]), tuple(lines))
 
 
 def sweep_view(points: Sequence["SweepPoint"], *, title: str = "", paper: str | None = None) -> View:

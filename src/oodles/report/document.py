@@ -197,3 +197,12 @@ def shortened(text: str, most: int = SHORT) -> str:
         return name
     half = (most - 1) // 2
     return f"{name[: most - 1 - half]}…{name[-half:]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -53,8 +53,18 @@ def render(parts: tuple[Part, ...], title: str) -> str:
 def _template() -> Template:
     loader = PackageLoader("oodles.report", "templates")
     return Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_with_fixed_spaces,
     ).get_template("report.html")
+
+
+def _with_fixed_spaces(value: object) -> object:
+    """Text in which a number is never on another line than its percent sign."""
+    return value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
 
 
 def _json(parts: tuple[Part, ...], title: str) -> str:

@@ -69,14 +69,14 @@ def _as_row(row: _Row) -> Row:
     return Row(**values)
 
 
-def rows_parts(rows: Sequence[Row], title: str = "Detectors compared") -> list[Part]:
-    """One part for each ID set among the rows."""
+def rows_parts(rows: Sequence[Row], title: str = "Detectors compared", notes: Sequence[str] = ()) -> list[Part]:
+    """One part for each ID set among the rows; ``notes`` are added to the summary."""
     if not rows:
         raise DataError("there are no rows to report; give those of a benchmark")
     id_sets = list(dict.fromkeys(row.id_set for row in rows))
     return [
         _Comparison.of([row for row in rows if row.id_set == name], name).part(
-            f"{title}, {name}" if len(id_sets) > 1 else title
+            f"{title}, {name}" if len(id_sets) > 1 else title, notes
         )
         for name in id_sets
     ]
@@ -106,7 +106,7 @@ class _Comparison:
         ranked = sorted(order, key=lambda each: fmean(grouped[each, AVERAGE].fpr95))
         return cls(id_set, rows, grouped, sets, ranked, [each for each in detectors if each not in ranked])
 
-    def part(self, title: str) -> Part:
+    def part(self, title: str, notes: Sequence[str]) -> Part:
         """The whole part."""
         best = self.ranked[0]
         fpr95, auroc = (self.mean(best, AVERAGE, metric) for metric in ("fpr95", "auroc"))
@@ -124,7 +124,7 @@ class _Comparison:
             Section("AUROC on each set", (), (), (self._table("auroc", "AUROC"),)),
             Section("Other metrics and sample sizes", (), (), (self._others(), self._sizes())),
         )
-        return Part(title, self._recommendation(), self._summary(), facts, sections)
+        return Part(title, self._recommendation(), (*self._summary(), *notes), facts, sections)
 
     def mean(self, detector: str, name: str, metric: Metric) -> float:
         """The mean over runs and seeds, in percent."""

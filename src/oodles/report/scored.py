@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from oodles import plots
 from oodles.names import printable
-from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, shortened
+from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, counted, shortened
 from oodles.report.pictures import Pictures
 from oodles.report.rates import Rate
 from oodles.report.results_file import Scored, read_results
@@ -55,7 +55,7 @@ def _recommendation(tally: Tally) -> str:
     if tally.rejection.interval[0] > USUAL:
         return (
             f"Look at the rejected inputs before relying on the predictions: {tally.rejection.percent:.1f} % were "
-            f"rejected. {usual}, so many of these are unlike the training data."
+            f"rejected. {usual}, so more of these than chance explains are unlike the training data."
         )
     return (
         f"Nothing unusual in the share of rejected inputs, {tally.rejection.percent:.1f} %. {usual}; those that were "
@@ -74,7 +74,7 @@ def _summary(tally: Tally) -> tuple[str, ...]:
         low = Rate(int(tally.p_values[: P_BINS // 20].sum()), tally.with_p_value)
         lines.append(f"{low} have a p-value below 0.05; of ID inputs it would be about 5 %.")
     if tally.errors:
-        lines.append(f"{tally.errors.total():,} inputs could not be scored, and count as not in-distribution.")
+        lines.append(f"{counted(tally.errors.total(), 'input')} could not be scored: not in-distribution.")
     if tally.scored:
         lines.append(
             "A rejected input is one that the network has little experience with: its prediction may still be right, "
