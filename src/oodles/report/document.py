@@ -83,10 +83,22 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing as SVG markup, what it shows in words, and the numbers that were drawn."""
+class Drawing:
+    """SVG markup, in which every id begins with ``prefix``, a text that occurs nowhere else."""
 
-    svg: str
+    markup: str
+    prefix: str
+
+    def numbered(self, number: int) -> str:
+        """The markup with ids of its own, even if the same drawing is on the page twice."""
+        return self.markup.replace(self.prefix, f"drawing-{number}")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, what it shows in words, and the numbers that were drawn."""
+
+    drawing: Drawing
     alternative: str
     caption: str
     data: Mapping[str, Any]

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from oodles.plots import ID_COLOUR, INK, OOD_COLOURS, STYLE
+from oodles.report.document import Drawing
 
 # the page defines these variables once for each theme
 VARIABLES = {INK: "currentColor", ID_COLOUR.lower(): "var(--id)"} | {
@@ -19,7 +20,7 @@ KEPT_STYLES = ("text-anchor", "font-size", "font-weight")  # of texts, whose fon
 NAMESPACE = re.compile(r"^\{[^}]*\}")
 
 
-def inline_svg(figure: Figure, alternative: str) -> str:
+def inline_svg(figure: Figure, alternative: str) -> Drawing:
     """The markup of a figure to put into HTML, with what it shows in words; the same figure gives the same text.
 
     Texts stay texts, black becomes the colour of the page's text, and the palette of ``oodles.plots`` becomes CSS
@@ -32,11 +33,11 @@ def inline_svg(figure: Figure, alternative: str) -> str:
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(content, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (written above)
-    prefix = "f" + hashlib.sha256(content.getvalue()).hexdigest()[:8]
+    prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()
     _simplify(root, prefix, set(re.findall(rb"#([\w.]+)", content.getvalue())))
     width, height = root.get("viewBox", "0 0 1 1").split()[2:]
     root.attrib = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alternative}
-    return ElementTree.tostring(root, encoding="unicode")
+    return Drawing(ElementTree.tostring(root, encoding="unicode"), prefix)
 
 
 def _simplify(node: ElementTree.Element, prefix: str, referenced: set[bytes]) -> None:
