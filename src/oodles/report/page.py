@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from oodles import __version__
 from oodles.errors import ArgumentError
 from oodles.files import write_bytes
+from oodles.names import printable
 from oodles.report.document import Part
 
 MOST_BYTES = 5_000_000  # what one can mail
@@ -25,6 +26,7 @@ def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distributi
     check_name(path)
     if not parts:
         raise ArgumentError("a report needs at least one part; give rows, a guard with features, or scored inputs")
+    title = printable(title)
     page = render(parts, title).encode()
     if len(page) > MOST_BYTES:
         raise ArgumentError(
