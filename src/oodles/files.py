@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -26,9 +26,6 @@ from msgspec import Meta, Struct
 from safetensors import SafetensorError
 
 from oodles.errors import ArgumentError, FileError
-
-if TYPE_CHECKING:  # most of what is here is used without torch
-    from torch import Tensor
 
 Record = dict[str, Any]
 Key = bytes | str | Path
@@ -38,7 +35,6 @@ LOCK, TEMPORARY = ".lock", ".writing-"
 ABANDONED = 3600  # seconds after which a temporary file that has not grown is one that a killed process left
 MOST_BYTES, MOST_DEPTH = 1 << 24, 64  # of a record
 FEWEST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
-ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -89,7 +85,7 @@ def remove_temporaries(folder: Path, seconds: float = 0) -> None:
 
 
 def remove_others(folder: Path, stem: str, keep: str) -> None:
-    """Delete the tensor files that :func:`write_tensors` wrote under ``stem``, except ``keep``."""
+    """Delete the tensor files that :func:`oodles.tensor_files.write_tensors` wrote under ``stem``, except ``keep``."""
     for path in folder.glob(f"{stem}-*.safetensors"):
         if path.name != keep:
             with suppress(OSError):
@@ -157,13 +153,18 @@ def sha256(path: Path) -> str:
 
 def write_record(path: Path, record: Mapping[str, Any], key: bytes | None = None) -> None:
     """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``; with a key also signed."""
+    write_bytes(path, record_bytes(record, path, key))
+
+
+def record_bytes(record: Mapping[str, Any], source: object, key: bytes | None = None) -> bytes:
+    """What :func:`write_record` writes to ``source``."""
     body = {name: value for name, value in record.items() if name != "signature"}
     if key is not None:
         body["signature"] = _signature(body, key)
-    content = (json.dumps({**body, "seal": _checksum(body)}, indent=1) + "\n").encode()
+    content = (json.dumps({**body, "seal": checksum(body)}, indent=1) + "\n").encode()
     if len(content) > MOST_BYTES or not _is_shallow(body, MOST_DEPTH):
-        raise FileError(f"{path} would be larger or more deeply nested than can be read again; store less in it")
-    write_bytes(path, content)
+        raise FileError(f"{source} would be larger or more deeply nested than can be read again; store less in it")
+    return content
 
 
 def read_record(
@@ -173,7 +174,28 @@ def read_record(
 
     So is one whose values are not as ``fields`` declares them. With a ``key`` it must be signed with that key.
     """
-    record = _read_json(path, kind)
+    try:
+        content = read_regular(path, MOST_BYTES)
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}); restore it or write it again") from None
+    return parse_record(content, path, kind=kind, schema=schema, fields=fields, key=key)
+
+
+def parse_record(
+    content: bytes,
+    path: object,
+    *,
+    kind: str,
+    schema: int,
+    fields: type[Fields] | None = None,
+    key: bytes | None = None,
+) -> Record:
+    """The record in the content of the file ``path``, checked as :func:`read_record` does."""
+    record = _parse_json(content, path)
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise FileError(f"{path} does not describe a {kind}; it was written by another program")
     if record.get("schema") != schema:
@@ -181,7 +203,7 @@ def read_record(
             f"{path} has schema {str(record.get('schema'))[:40]}, this version of oodles reads schema {schema}; write "
             "the file again with this version, or use the one that wrote it"
         )
-    if record.pop("seal", None) != _checksum(record):
+    if record.pop("seal", None) != checksum(record):
         raise FileError(f"{path} was altered after it was written (checksum mismatch); write it again")
     if key is not None:
         body = {name: value for name, value in record.items() if name != "signature"}
@@ -202,14 +224,10 @@ def checked(record: Record, fields: type[Fields], source: object) -> Record:
     return whole
 
 
-def _read_json(path: Path, kind: str) -> Any:
+def _parse_json(content: bytes, path: object) -> Any:
     try:
-        value = json.loads(read_regular(path, MOST_BYTES), object_pairs_hook=_without_repetition)
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
-    except FileError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
     if not _is_shallow(value, MOST_DEPTH):
         raise FileError(f"{path} is nested more than {MOST_DEPTH} deep; it was written by another program")
@@ -265,70 +283,6 @@ def _read_key_file(path: Path) -> bytes:
         raise FileError(f"the key {path} cannot be read ({error.strerror})") from None
 
 
-def write_tensors(folder: Path, stem: str, tensors: Mapping[str, "Tensor"]) -> Record:
-    """Write tensors to a file named after their checksum; returns the record that :func:`read_tensors` reads.
-
-    Because the name changes with the content, a saved object can be replaced atomically: the record that points to the
-    new file is written after it.
-    """
-    content = serialise(tensors)
-    digest = hashlib.sha256(content).hexdigest()
-    file = f"{stem}-{digest[:12]}.safetensors"
-    write_bytes(folder / file, content)
-    return {"file": file, "sha256": digest}
-
-
-def serialise(tensors: Mapping[str, "Tensor"]) -> bytes:
-    """Tensors as safetensors bytes; those that share memory (tied weights, slices) are written separately."""
-    from safetensors.torch import save
-
-    written: dict[int, str] = {}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    separate = {
-        name: tensor if written.setdefault(tensor.untyped_storage().data_ptr(), name) == name else tensor.clone()
-        for name, tensor in plain.items()
-    }
-    return save(separate)
-
-
-def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, "Tensor"]:
-    """Read what :func:`write_tensors` wrote, after checking its checksum."""
-    from safetensors.torch import load
-
-    path = member(folder, entry["file"])
-    try:
-        content = read_regular(path)
-    except FileError:
-        raise
-    except OSError as error:
-        refused = FileError(f"{path} cannot be read ({error.strerror}); write it again")
-        refused.errno = error.errno
-        raise refused from None
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise FileError(f"{path} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None
-
-
-def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, "Tensor"]]:
-    """A record and the tensors it names, both of one save even while another process is saving.
-
-    If the tensors are gone, a writer has replaced the record in the meantime: it is read again.
-    """
-    for _ in range(ATTEMPTS):
-        record = read()
-        try:
-            return record, read_tensors(folder, record["tensors"])
-        except FileError as error:
-            if error.errno != errno.ENOENT:
-                raise
-        time.sleep(PAUSE)
-    record = read()
-    return record, read_tensors(folder, record["tensors"])
-
-
 def member(folder: Path, name: str) -> Path:
     """The file ``name`` directly inside ``folder``; a path to anywhere else is an error."""
     # what is not printable may be nothing that a file can be called
@@ -340,7 +294,8 @@ def member(folder: Path, name: str) -> Path:
     return path
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def checksum(record: Mapping[str, Any]) -> str:
+    """The SHA-256 of a record, whatever the order of its fields."""
     return hashlib.sha256(_canonical(record)).hexdigest()
 
 

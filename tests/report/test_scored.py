@@ -31,7 +31,7 @@ def test_rejections_classes_and_errors_are_counted(tmp_path: Path) -> None:
     assert dict(part.facts)["accepted"] == "6"
     assert dict(part.facts)["not scored"] == "2"
     text = report_on(path).text
-    assert "40.0 % [12.2, 73.8]" in text
+    assert "40.0 % [16.8, 68.7]" in text
     assert "2 inputs could not be scored" in text
     assert "empty file 2" in text
 

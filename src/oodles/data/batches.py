@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -182,7 +183,7 @@ def loader_failure(error: Exception) -> DataError:
         reason = next((line for line in reversed(lines) if re.match(rf"[\w.]*\b{name}\b", line)), lines[-1])
         return DataError(f"the loader's dataset failed in a worker process: {reason}")
     what = "a worker process of the loader died"
-    if not is_dead_worker(error) and not isinstance(error, ConnectionError | EOFError):
+    if not is_dead_worker(error):
         what = "the loader failed"
     return DataError(
         f"{what} ({lines[0].strip() or name}); use fewer workers or smaller batches if memory is short, or "
@@ -191,8 +192,12 @@ def loader_failure(error: Exception) -> DataError:
 
 
 def is_dead_worker(error: Exception) -> bool:
-    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment.
+
+    If it notices first that nothing comes from the worker any more, it is an error of the connection.
+    """
+    lost = isinstance(error, ConnectionError | EOFError)
+    return lost or (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"))
 
 
 class _Takes:
@@ -284,6 +289,21 @@ def first_batches(
             return
     if left == count:
         raise DataError(NO_BATCH)
+
+
+def first_rows(reader: BatchReader, loader: Iterable[Any], count: int) -> Inputs:
+    """Up to ``count`` rows of a loader as one call: its first batches, as far as they fit together."""
+    first, *others = (inputs for inputs, _ in first_batches(reader, loader, count, labels=False))
+    alike = list(takewhile(lambda each: _shapes(each) == _shapes(first), others))
+    if not alike or any(not isinstance(value, Tensor) for value in first.batched.values()):
+        return first
+    parts = [inputs.tensors() for inputs in (first, *alike)]
+    joined = {id(value): torch.cat([part[name] for part in parts]) for name, value in first.batched.items()}
+    return first.map(lambda value: joined[id(value)])
+
+
+def _shapes(inputs: Inputs) -> dict[str, Any]:
+    return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in inputs.tensors().items()}
 
 
 def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:

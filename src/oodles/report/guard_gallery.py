@@ -82,6 +82,8 @@ class Looker:
         facts = [f"{'accepted' if found.is_id else 'rejected'}, score {found.score:.4g}"]
         if found.label is not None:
             facts.append(f"predicted: {_named(found.label, found.class_name)}")
+        (p_value,) = self.threshold.p_values([found.score])
+        facts += [] if np.isnan(p_value) else [f"p = {p_value:.3g}"]
         facts += _most_sceptical(found)
         near = [neighbour for finding in found.findings for neighbour in finding.neighbours][:NEAREST]
         return Card(

@@ -207,7 +207,9 @@ class _About:
                 )
             )
         columns = Column("OOD set"), Column("rows", ",d"), Column("rejected, %"), Column("FPR95, %"), Column("AUROC, %")
-        caption = "What the guard does with OOD rows; rejected: at its threshold. Intervals: exact, and from resamples"
+        caption = (
+            "What the guard does with OOD rows; rejected: at its threshold. Intervals: Wilson's, and from resamples"
+        )
         return [Section("OOD sets", (), (), (Table(caption, columns, tuple(cells)), *self._members()))]
 
     def _members(self) -> list[Table]:

@@ -9,6 +9,7 @@ import msgspec
 
 from oodles.data.limits import regular_size, unpacked_limit
 from oodles.errors import DataError
+from oodles.extras import needed_by
 
 MOST_FILE, MOST_LINE = 1 << 40, 1 << 20  # bytes
 ROW_GROUP = 1 << 15  # rows of a Parquet file that are read together
@@ -98,13 +99,9 @@ def _read_csv(path: Path) -> Iterator[Scored]:
 
 
 def _read_parquet(path: Path) -> Iterator[Scored]:
-    try:
+    with needed_by(str(path)):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow, which is not installed; pip install 'oodles[parquet]', or give a .csv file"
-        ) from None
     try:
         with ParquetFile(path) as file:
             _check_columns(file.schema_arrow.names)
