@@ -5,9 +5,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.pages import check_page
 from support.scored import COLUMNS, failed, scored, write_scored
 
 from oodles.errors import DataError
+from oodles.report import results_part, write_report
 from oodles.report.results_file import Scored, read_results
 
 ROWS = [
@@ -22,6 +24,14 @@ ROWS = [
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     path = write_scored(tmp_path / f"results{suffix}", ROWS)
     assert list(read_results(path)) == [Scored(**row) for row in ROWS]
+
+
+def test_names_that_are_not_valid_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    path = write_scored(tmp_path / "results.jsonl", [scored(name, 1.0, class_name=name), failed(name, name)])
+    assert [row.path for row in read_results(path)] == [name, name]
+    write_report(tmp_path / "report.html", results_part(path))
+    assert "caf\\udce9.png" in check_page(tmp_path / "report.html").text
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])

@@ -1,6 +1,7 @@
 """Reading the results of ``oodles score`` row by row: JSON lines, CSV or Parquet. Nothing is kept in memory."""
 
 import csv
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +76,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _read_json(path: Path) -> Iterator[Scored]:
     decoder = msgspec.json.Decoder(_Line)
     for line in _lines(path):
-        row = decoder.decode(line)
+        try:
+            row = decoder.decode(line)
+        except msgspec.DecodeError:  # perhaps only because a name is not valid text, which msgspec refuses
+            row = msgspec.convert(json.loads(line), _Line)
         yield Scored(row.path, row.label, row.class_name, row.probability, row.score, row.p_value, row.is_id, row.error)
 
 
