@@ -63,13 +63,13 @@ def run_demo(out: Path, console: Console) -> list[Row]:
     count = len({row.detector for row in [*rows, *ablated]}) + len(points)
     scored = len(test) + sum(len(features) for features in ood.values())
     console.print(f"\nFitting and evaluating {count} detectors on {scored:,} rows took {elapsed:.2f} s.")
-    grouped = results(rows)
+    grouped, shown = results(rows), {row.detector for row in rows}
     energy, dice, default = (fmean(grouped[spec, AVERAGE].fpr95) for spec in (*SHOWN, default_detector().spec))
     console.print(
         f"On average DICE accepts {dice:.1f} % of the OOD images, energy {energy:.1f} %, and the default detector "
         f"{default:.1f} %.\n"
     )
-    write_text(out / "rows.json", rows_json([*rows, *ablated]))
+    write_text(out / "rows.json", rows_json([*rows, *(row for row in ablated if row.detector not in shown)]))
     save_figure(_figure(train, test, ood, rows), out / "scores.png")
     console.print(f"rows: {out / 'rows.json'}   histograms: {out / 'scores.png'}", markup=False, soft_wrap=True)
     parts = [

@@ -30,7 +30,9 @@ def test_the_best_detector_is_recommended_and_the_next_one_named() -> None:
     rows = [row("msp", "a", 0.5), row("msp", "b", 0.7), row("knn", "a", 0.1), row("knn", "b", 0.3)]
     (part,) = rows_parts(rows)
     assert part.recommendation.startswith("Recommended: knn. On these 2 OOD sets it accepts 20.0 %")
-    assert "msp, accepts 40.0 points more, which is more than the sample sizes alone explain" in part.recommendation
+    assert (
+        "msp, accepts 40.0 points more, which is more than the numbers of OOD rows alone explain" in part.recommendation
+    )
     assert part.summary[0] == "knn has the lowest FPR95 on every set."
     assert "b: 30.0 %" in part.summary[1]
     table = cells(part)
@@ -42,9 +44,12 @@ def test_the_best_detector_is_recommended_and_the_next_one_named() -> None:
 
 def test_a_small_difference_is_called_small() -> None:
     (part,) = rows_parts([row("msp", "a", 0.50), row("knn", "a", 0.48)])
-    assert "2.0 points more, which the sample sizes alone may explain" in part.recommendation
+    assert "2.0 points more, which is no more than the numbers of OOD rows alone explain" in part.recommendation
     (part,) = rows_parts([row("msp", "a", 0.50, n_ood=100_000), row("knn", "a", 0.48, n_ood=100_000)])
-    assert "more than the sample sizes alone explain" in part.recommendation
+    assert "points more, which is more than the numbers" in part.recommendation
+    wide, rows = {"fpr95": (0.3, 0.7), "auroc": (0.8, 0.95)}, {"msp": 0.50, "knn": 0.40}
+    (part,) = rows_parts([row(name, "a", value, n_ood=100_000, intervals=wide) for name, value in rows.items()])
+    assert "which is no more than the uncertainty of both explains" in part.recommendation, "ID rows are few"
 
 
 def test_a_single_detector_is_compared_with_nothing() -> None:
@@ -90,6 +95,13 @@ def test_a_detector_without_all_sets_is_not_ranked_but_named() -> None:
     (part,) = rows_parts([row("msp", "a", 0.5), row("msp", "b", 0.1), row("knn", "a", 0.01)])
     assert part.recommendation.startswith("Recommended: msp")
     assert "Not ranked, because rows of some sets are missing: knn." in part.summary
+
+
+def test_of_rows_for_the_same_the_last_counts() -> None:
+    rows = [row("msp", "a", 0.5), row("msp", "a", 0.4), row("knn", "a", 0.6)]
+    (part,) = rows_parts(rows)
+    assert cells(part)["msp"][0].value == pytest.approx(40)
+    assert part.as_json() == rows_parts(rows[1:])[0].as_json()
 
 
 def test_each_id_set_has_a_part() -> None:

@@ -95,7 +95,8 @@ class _Comparison:
 
     @classmethod
     def of(cls, rows: Sequence[Row], id_set: str) -> "_Comparison":
-        """Group and rank the rows."""
+        """Group and rank the rows; of rows for the same, the last counts."""
+        rows = list({(row.run, row.detector, row.ood_set): row for row in rows}.values())
         grouped = results(rows)
         sets = list(dict.fromkeys(row.ood_set for row in rows))
         if len(sets) > MOST_SETS:
@@ -141,15 +142,30 @@ class _Comparison:
         second = self.ranked[1]
         gap = self.mean(second, AVERAGE, "fpr95") - fpr95
         text += f" The next best, {_label(second)}, accepts {gap:.1f} points more"
-        if gap > 2 * math.hypot(self._standard_error(best), self._standard_error(second)):
-            return f"{text}, which is more than the sample sizes alone explain."
-        return f"{text}, which the sample sizes alone may explain: take the simpler or faster of the two."
+        errors = self._interval_error(best), self._interval_error(second)
+        if None not in errors:
+            chance = "the uncertainty of both explains"
+        else:
+            errors = self._standard_error(best), self._standard_error(second)
+            chance = "the numbers of OOD rows alone explain"
+        if gap > 2 * math.hypot(*(error or 0.0 for error in errors)):
+            return f"{text}, which is more than {chance}."
+        return f"{text}, which is no more than {chance}: take the simpler or faster of the two."
 
     def _standard_error(self, detector: str) -> float:
         """Of the average FPR95 in points, from the numbers of OOD rows alone."""
         own = [row for row in self.rows if without_seed(row.detector) == detector]
         variances = [row.fpr95 * (1 - row.fpr95) / row.n_ood for row in own]
         return 100 * math.sqrt(sum(variances)) / len(own)
+
+    def _interval_error(self, detector: str) -> float | None:
+        """The standard error of the average FPR95 in points, from the intervals; None if some set has none.
+
+        The mean of those of the sets, because the ID rows are the same for all, so that errors do not cancel.
+        """
+        ends = [self.grouped[detector, name].intervals.get("fpr95") for name in self.sets]
+        widths = [high - low for low, high in (pair for pair in ends if pair is not None)]
+        return fmean(widths) / (2 * 1.96) if len(widths) == len(ends) else None
 
     def _summary(self) -> tuple[str, ...]:
         best, lines = self.ranked[0], []
@@ -191,7 +207,8 @@ class _Comparison:
             return "Intervals are from bootstrap resamples of the ID and OOD rows."
         return (
             f"The rows have no intervals (oodles bench --intervals adds them); from the numbers of OOD rows alone, "
-            f"the average FPR95 has a standard error of {self._standard_error(best):.1f} points."
+            f"the average FPR95 has a standard error of {self._standard_error(best):.1f} points. Chance in the ID "
+            "rows, which set the threshold, comes on top and may be larger."
         )
 
     def _notes(self) -> tuple[str, ...]:
