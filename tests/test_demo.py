@@ -2,14 +2,16 @@
 
 import io
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from rich.console import Console
+from support.pages import check_page
 
-from oodles.demo import load_pack, run_demo
+from oodles.demo import MAIN, load_pack, run_demo
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_rows.json"
 """Rows of `oodles demo` when its features were built. They are float16, so every machine gives these to a tenth."""
@@ -33,11 +35,27 @@ def test_the_rows_are_the_golden_ones(ran: tuple[Path, str]) -> None:
             assert rows[key][metric] == pytest.approx(row[metric], abs=0.004), (key, metric)
 
 
-def test_the_table_is_complete_and_shows_the_papers_numbers(ran: tuple[Path, str]) -> None:
+def test_the_table_has_one_line_of_at_most_80_columns_per_detector(ran: tuple[Path, str]) -> None:
     text = ran[1]
     assert "…" not in text, "no number is cut off at 80 columns"
-    for word in ("dice(0.9)", "svhn", "average", "(47.2/93.5)", "took", "What differs from the paper"):
+    lines = text.partition("\nrows: ")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines if line.startswith("dice(0.9) ")] == [["dice(0.9)", "33.3/92.5"]]
+    detectors = [line.split()[0] for line in lines if re.match(r"[\w()+.=]+ +\d+\.\d/\d+\.\d ", line)]
+    assert len(detectors) == len(set(detectors)) == len(MAIN)
+    for word in ("svhn", "average", "took", "On average DICE accepts"):
         assert word in text, word
+
+
+def test_the_report_has_the_details_and_its_path_comes_last(ran: tuple[Path, str]) -> None:
+    folder, text = ran
+    assert text.rstrip().endswith(f"report: {folder / 'report.html'}")
+    page = check_page(folder / "report.html")
+    for word in ("Recommended: default", "paper 47.2", "What differs from the paper", "bottom_k(0.9)", "airplane"):
+        assert word in page.text, word
+    for heading in ("What DICE drops", "How much to drop", "Inputs to look at", "nearest training rows"):
+        assert heading in page.text, heading
+    assert len(page.all("svg")) == 12
 
 
 def test_the_histograms_are_a_complete_png(ran: tuple[Path, str]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.images import write_image
+from support.pages import check_page
+from support.scored import scored, write_scored
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
 from oodles import cli
@@ -20,6 +22,8 @@ MODULES = (
     *("oodles.findings", "oodles.plots", "oodles.data.decoding", "oodles.data.downloads", "oodles.data.folders"),
     *("oodles.data.image_lists", "oodles.data.image_sets", "oodles.data.limits", "oodles.data.matlab"),
     *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
+    *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
+    *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
 )
 REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
@@ -109,6 +113,13 @@ print(json.dumps({"found": found, "bad": batches.bad, "torch": "torch" in sys.mo
     ]
     assert [line.partition(":")[0] for line in answer["bad"]] == ["broken.png"]
     assert answer["torch"] is False
+
+
+def test_rows_and_scored_inputs_are_reported(run, tmp_path):
+    rows = Path(__file__).parent / "golden" / "demo_rows.json"
+    write_scored(tmp_path / "results.csv", [scored("a.png", 1.0), scored("b.png", -1.0)])
+    succeeded(run(COMMAND, "report", rows, "results.csv", "--out", "report.html"))
+    check_page(tmp_path / "report.html")
 
 
 def test_records_are_written_and_read(run):

@@ -17,21 +17,28 @@ from oodles.data.transforms import Transform, preprocessing_record
 from oodles.deploy.export import Exportable, export_guard, refuse_steps
 from oodles.deploy.exported import ExportedGuard
 from oodles.detectors import Detector, default_detector
-from oodles.detectors.base import INPUTS, check_fitted, check_head, check_multilabel, extra_columns, learned_columns
+from oodles.detectors.base import (
+    INPUTS,
+    check_fitted,
+    check_head,
+    check_multilabel,
+    extra_columns,
+    learned_columns,
+    needs_head,
+)
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
 from oodles.detectors.outlier_rows import check_policy, screen
 from oodles.detectors.parse import as_detector
-from oodles.errors import ArgumentError, DataError, FileError, HeadError, OodlesError, ShapeError
+from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
 from oodles.explanation import Explanation, explain
 from oodles.features import Features
 from oodles.files import Key, Record
-from oodles.network.candidates import relative_gap
 from oodles.network.classes import class_names
 from oodles.network.extraction import extract
-from oodles.network.fingerprints import COPIES, is_fingerprint_of, model_fingerprint
-from oodles.network.forward import ForwardPass, HeadName, Pass
+from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
+from oodles.network.forward import ForwardPass, HeadName, Pass, has_linear_head
 from oodles.network.perturbation import run_with_steps
-from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like
+from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
 from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
 from oodles.persistence import load_guard, save_guard
 from oodles.selection.tuning import tune
@@ -39,8 +46,6 @@ from oodles.steps import Step
 
 MOST_ROWS = 64  # that an export is tried on
 MOST_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
-# the largest relative differences in it: of the same model, on devices that round sums to ten bits, in half precision
-SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
 
 class Verdict(NamedTuple):
@@ -78,7 +83,7 @@ class Guard(nn.Module):
     ) -> None:
         super().__init__()
         check_fitted(detector)
-        if head is False and _needs_head(detector):
+        if head is False and needs_head(detector):
             raise ArgumentError(f"{detector} needs embeddings, which head=False leaves out")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is not a Threshold; make one with calibrate(id_scores)")
@@ -130,7 +135,12 @@ class Guard(nn.Module):
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
-        if head is None and (chosen is None or not _needs_head(chosen)) and not _has_head(model, train, labels, device):
+        first = _first_inputs(model, train, labels)
+        if (
+            head is None
+            and (chosen is None or not needs_head(chosen))
+            and not (first is None or has_linear_head(model, first, device))
+        ):
             head = False
         layers = () if chosen is None else layers_of([chosen])
         options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
@@ -156,8 +166,8 @@ class Guard(nn.Module):
             multilabel=multilabel,
         )
         guard._loader = train if calibration is None else calibration
-        if guard.preprocessing is None and (inputs := _first_inputs(model, train, labels)) is not None:
-            guard._probe = probe_like(inputs)
+        if guard.preprocessing is None and first is not None:
+            guard._probe = probe_like(first)
         return guard
 
     def train(self, mode: bool = True) -> Self:
@@ -219,7 +229,7 @@ class Guard(nn.Module):
         try:
             forward.find_head(inputs)
         except HeadError:
-            if _needs_head(self.detector):
+            if needs_head(self.detector):
                 raise
             forward = ForwardPass(network, False, layers)
         shape, found_head = self.detector.shape_, forward.feature_head()
@@ -260,7 +270,8 @@ class Guard(nn.Module):
         checksum.
         """
         model, about = model_fingerprint(self.model), (self.preprocessing, self.class_names, self.multilabel)
-        test = self._self_test()
+        probe = self._probe or image_probe(self.preprocessing)
+        test = None if probe is None else take_self_test(self.model, probe, self._answers)
         record = None if test is None else msgspec.to_builtins(test)
         save_guard(Path(path), self.detector, self.threshold, model, self.head, *about, record, key=key)
 
@@ -315,23 +326,6 @@ class Guard(nn.Module):
         """A guard that :meth:`export` wrote, without its model and without torch; see :class:`ExportedGuard`."""
         return ExportedGuard.open(path, device=device, threads=threads)
 
-    def _self_test(self) -> SelfTest | None:
-        """What :meth:`load` repeats; None if no input was seen, or noise is refused or gives NaN or random answers."""
-        probe = self._probe or image_probe(self.preprocessing)
-        if probe is None:
-            return None
-        try:
-            logits, scores = self._answers(probe)
-            again, _ = self._answers(probe)
-        except OodlesError:
-            return None
-        if relative_gap(again, logits) > SAME or not bool(torch.isfinite(torch.cat([logits.flatten(), scores])).all()):
-            return None
-        copies = [model_fingerprint(self.model, dtype=dtype) for dtype in COPIES]
-        weights = model_fingerprint(self.model, hyperparameters=False)
-        answers = logits.tolist(), scores.tolist()
-        return SelfTest(probe.args, probe.kwargs, *answers, copies, weights, str(torch.__version__))
-
     def _answers(self, probe: Probe, precision: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Logits, of the first classes if there are very many, and scores for a probe; the guard stays as it was."""
         device = next(self.model.parameters(), torch.empty(0)).device
@@ -373,48 +367,11 @@ class Guard(nn.Module):
             multilabel=record["multilabel"],
         )
         if test is not None:
-            guard._repeat(test, rounded, path)
+            repeat_self_test(test, model, guard._answers, rounded, path)
+            guard._probe = Probe(test.args, test.kwargs)
         return guard
-
-    def _repeat(self, test: SelfTest, rounded: bool, path: str | Path) -> None:
-        """Raise unless the self-test gives what it gave when the guard was saved, up to rounding."""
-        like = next((part for part in self.model.parameters() if part.is_floating_point()), torch.empty(0))
-        try:
-            answers = self._answers(test, like.dtype if rounded else None)
-            known = torch.tensor(test.logits), torch.tensor(test.scores)
-        except (OodlesError, ValueError, TypeError, RuntimeError) as error:
-            raise FileError(f"{path} cannot be tried on this model ({str(error).partition(chr(10))[0]})") from None
-        allowed = ROUNDED if rounded else SAME if like.device.type == "cpu" else OTHER_DEVICE
-        # scores have jumps: a unit that is just cut off, a rank
-        limits = {"logits": allowed} if rounded else {"logits": allowed, "scores": 10 * allowed}
-        for (name, limit), now, then in zip(limits.items(), answers, known, strict=False):
-            gap = relative_gap(now, then)
-            if gap > limit:
-                raise FileError(
-                    f"{path} guards another model: the {name} for its test inputs differ from those it was saved with "
-                    f"(relative difference {gap:.2g}); load it with the model it was saved with, or fit it again"
-                )
-        self._probe = Probe(test.args, test.kwargs)
 
 
 def _first_inputs(model: nn.Module, train: Iterable[Any], labels: LabelsAt) -> Inputs | None:
     """The first inputs of a loader; None if they cannot be read twice."""
     return None if iter(train) is train else next(first_batches(BatchReader(unwrap(model), labels), train, 8))[0]
-
-
-def _has_head(model: nn.Module, train: Iterable[Any], labels: LabelsAt, device: torch.device | str | None) -> bool:
-    """Whether the model has a linear head, tried on the first batch; if that cannot be read twice, it is assumed."""
-    inputs = _first_inputs(model, train, labels)
-    if inputs is None:
-        return True
-    with eval_mode(model, device) as target:
-        try:
-            ForwardPass(unwrap(model)).find_head(inputs.to(target))
-        except HeadError as error:
-            warnings.warn(f"only logits are used, since no linear head was found: {error}", stacklevel=3)
-            return False
-    return True
-
-
-def _needs_head(detector: Detector) -> bool:
-    return bool({"embedding", "head"} & {*detector.learns_from, *detector.scores_from})

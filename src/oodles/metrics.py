@@ -9,15 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from oodles.errors import ArgumentError, DataError
 
-Scores = npt.ArrayLike | torch.Tensor
+if TYPE_CHECKING:  # rows and their tables do not need torch
+    import torch
+
+Scores: TypeAlias = "npt.ArrayLike | torch.Tensor"
 Array = npt.NDArray[Any]
 Kind = Literal["id", "ood"]
 Interval = tuple[float, float]
@@ -344,10 +346,8 @@ def _resample(generator: np.random.Generator, n: int, count: int) -> Array:
 
 
 def _array(name: str, scores: Scores) -> Array:
-    if isinstance(scores, torch.Tensor):
-        scores = scores.detach().cpu()
-        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).numpy()
-    array: Array = np.asarray(scores)
+    tensor = getattr(scores, "detach", None)
+    array: Array = np.asarray(scores if tensor is None else _as_numpy(tensor().cpu()))
     if array.dtype.kind not in "fiu":
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:
@@ -357,6 +357,13 @@ def _array(name: str, scores: Scores) -> Array:
     bad = np.flatnonzero(~(array < np.inf)) if suspicious else np.empty(0)
     if len(bad):
         raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}")
+    return array
+
+
+def _as_numpy(tensor: "torch.Tensor") -> Array:
+    import torch
+
+    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 

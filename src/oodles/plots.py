@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 PICTURES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: distinguishable to colour-blind readers, and by lightness in greyscale
-ID_COLOUR = "#0072B2"
+INK, ID_COLOUR = "#000000", "#0072B2"
 OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
 STYLE: Any = {
     "font.size": 9,
@@ -29,7 +29,9 @@ STYLE: Any = {
     "legend.frameon": False,
     "figure.dpi": 150,
     "svg.hashsalt": "oodles",
+    "text.parse_math": False,  # names of sets and classes may contain dollar signs
 }
+NARROW = (4.6, 3.1)  # inches: readable on a phone
 
 
 def score_histograms(
@@ -157,6 +159,125 @@ def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen
     return figure
 
 
+def binned_scores(
+    edges: Array, filled: Mapping[str, Array], lines: Mapping[str, Array], *, threshold: float | None, unit: str
+) -> Figure:
+    """Histograms that are counted already: some filled, one on another, the others as lines."""
+    with mpl.rc_context(STYLE):
+        figure, axis = _narrow()
+        base = np.zeros(len(edges) - 1)
+        for colour, (name, values) in zip((ID_COLOUR, *OOD_COLOURS), filled.items(), strict=False):
+            axis.stairs(base + values, edges, baseline=base, fill=True, color=colour, alpha=0.45, label=name)
+            base = base + values
+        for colour, (name, values) in zip(cycle(OOD_COLOURS), lines.items(), strict=False):
+            axis.stairs(values, edges, color=colour, linewidth=1.4, label=name)
+        if threshold is not None:
+            axis.axvline(threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
+        axis.set_xlabel("score (larger = more in-distribution)")
+        axis.set_ylabel(unit)
+        _legend(figure, axis, columns=2)
+    return figure
+
+
+def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, float] | None = None) -> Figure:
+    """ID accepted against OOD accepted, in percent, one curve per set; ``point`` is where the threshold is on each."""
+    with mpl.rc_context(STYLE):
+        figure, axis = _narrow()
+        for colour, (name, (ood_rate, id_rate)) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
+            axis.plot(ood_rate, id_rate, color=colour, linewidth=1.4, label=name)
+        axis.plot([0, 100], [0, 100], color=INK, linewidth=0.6, linestyle=":", label="chance")
+        if point is not None:
+            at = np.full(len(point[0]), point[1])
+            axis.plot(point[0], at, "o", color=INK, markersize=4, markerfacecolor="none", label="threshold")
+        axis.set_xlabel("OOD accepted (%)")
+        axis.set_ylabel("ID accepted (%)")
+        _legend(figure, axis, columns=2)
+    return figure
+
+
+def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average: Array) -> Figure:
+    """FPR95 of each detector, one line each: a dot per set and a bar at the average."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(NARROW[0], 1.1 + 0.21 * len(detectors)), layout="constrained")
+        axis = figure.subplots()
+        places = np.arange(len(detectors))[::-1]
+        for place in places:
+            axis.axhline(place, color=INK, linewidth=0.4, alpha=0.25)
+        for colour, (name, values) in zip(cycle(OOD_COLOURS), by_set.items(), strict=False):
+            axis.plot(values, places, "o", color=colour, markersize=4, label=name)
+        axis.plot(average, places, "|", color=INK, markersize=9, markeredgewidth=2, label="average")
+        axis.set_yticks(places, detectors)
+        axis.set_ylim(-0.7, len(detectors) - 0.3)
+        axis.set_xlabel("FPR95 (%), lower is better")
+        _legend(figure, axis, columns=3)
+    return figure
+
+
+def rates_by_class(names: Sequence[str], rates: Array, low: Array, high: Array, *, expected: float) -> Figure:
+    """The share of accepted inputs by predicted class, in percent with intervals; a line at the expected share."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(NARROW[0], 1.0 + 0.21 * len(names)), layout="constrained")
+        axis = figure.subplots()
+        places = np.arange(len(names))[::-1]
+        axis.hlines(places, low, high, color=ID_COLOUR, linewidth=1.2, label="95 % interval")
+        axis.plot(rates, places, "o", color=ID_COLOUR, markersize=4, label="accepted")
+        axis.axvline(expected, color=INK, linewidth=1, linestyle="--", label=f"{expected:g} %")
+        axis.set_yticks(places, names)
+        axis.set_ylim(-0.7, len(names) - 0.3)
+        axis.set_xlabel("accepted (%)")
+        _legend(figure, axis, columns=3)
+    return figure
+
+
+def p_value_bars(edges: Array, counts: Array) -> Figure:
+    """How many inputs have which p-value; the line is where every bar would end if all inputs were ID."""
+    with mpl.rc_context(STYLE):
+        figure, axis = _narrow()
+        axis.stairs(counts, edges, fill=True, color=ID_COLOUR, alpha=0.45, label="inputs")
+        level = float(np.sum(counts)) / len(counts)
+        axis.axhline(level, color=INK, linewidth=1, linestyle="--", label="if all were in-distribution")
+        axis.set_xlabel("p-value (small = unlike the calibration set)")
+        axis.set_ylabel("inputs")
+        _legend(figure, axis, columns=2)
+    return figure
+
+
+def sparsity_curve(
+    grid: Sequence[float], fpr95: Mapping[str, Array], average: Array, *, chosen: float | None
+) -> Figure:
+    """FPR95 against p: one line per set, the average thicker, and the p of the detector marked."""
+    with mpl.rc_context(STYLE):
+        figure, axis = _narrow()
+        places = np.arange(len(grid))
+        for colour, (name, values) in zip(cycle(OOD_COLOURS), fpr95.items(), strict=False):
+            axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
+        axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
+        if chosen is not None and chosen in grid:
+            axis.axvline(list(grid).index(chosen), color=INK, linewidth=1, linestyle="--", label=f"p = {chosen:g}")
+        axis.set_xticks(places, [f"{p:g}" for p in grid])
+        axis.set_xlabel("sparsity p")
+        axis.set_ylabel("FPR95 (%), lower is better")
+        axis.set_ylim(bottom=0)
+        _legend(figure, axis, columns=3)
+    return figure
+
+
+def stacked_contributions(panels: Mapping[str, tuple[Array, Array]], units: Array, *, kept_from: int) -> Figure:
+    """Figure 1 for a narrow page: the panels of :func:`contributions` one below another; ``units`` are their ranks."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
+        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
+            axis.fill_between(units, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
+            axis.plot(units, mean, color=colour, linewidth=1.2)
+            axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
+            axis.axhline(0, color=INK, linewidth=0.6)
+            axis.set_title(title)
+        axes[-1].set_xlabel("unit, by mean ID contribution")
+    return figure
+
+
 def check_picture(path: Path) -> None:
     """Raise unless the suffix is that of an image format that can be written."""
     if path.suffix not in PICTURES:
@@ -177,10 +298,15 @@ def _panels(count: int, *, width: float, height: float, sharey: bool = False) ->
     return figure, list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
 
 
-def _legend(figure: Figure, axis: Axes) -> None:
+def _narrow() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=NARROW, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:
     """One legend below the panels."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns))
 
 
 def _bins(values: Array, count: int) -> list[float]:

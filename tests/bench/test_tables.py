@@ -17,7 +17,7 @@ from oodles.bench.tables import (
     compare,
     latex,
     markdown,
-    only,
+    overview,
     print_view,
     results,
     rows_csv,
@@ -140,12 +140,16 @@ def test_the_papers_numbers_and_the_differences():
     assert "paper" not in compare([row("msp", "svhn")]).caption
 
 
-def test_only_selects_columns():
-    view = compare([row("msp", name, fpr) for name, fpr in (("a", 0.1), ("b", 0.2), ("c", 0.3))], title="T")
-    some = only(view, "c", "a")
-    assert (some.columns, some.title, some.caption) == (("c", "a"), "T", view.caption)
-    assert [one.numbers[0] for one in some.lines[0][1]] == ["30.0", "10.0"]
-    assert only(view, AVERAGE).lines[0][1] == (cell(view, "msp", AVERAGE),)
+def test_the_overview_has_one_line_per_detector():
+    intervals = {"fpr95": (0.0, 0.2), "auroc": (0.7, 0.9)}
+    rows = [row("msp", name, fpr, intervals=intervals) for name, fpr in (("a", 0.1), ("b", 0.2))]
+    view = overview([*rows, row("knn", "a", 0.3, 0.9)], title="T")
+    assert (view.columns, view.title) == ((AVERAGE, "a", "b"), "T")
+    assert [one.numbers for one in dict(view.lines)["msp"]] == [("15.0", "80.0"), ("10.0",), ("20.0",)]
+    assert [one.numbers for one in dict(view.lines)["knn"]] == [("30.0", "90.0"), ("30.0",), ("-",)]
+    assert [one.best for one in dict(view.lines)["msp"]] == [(True, False), (True,), (True,)]
+    lines = printed(view, 80).splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["msp", "knn"], "without intervals, which need a second line"
 
 
 def points():

@@ -214,6 +214,7 @@ def bases(user: Path, place: Path) -> list[list[str]]:
         ["score", guard, odd, "--csv", *network],
         ["score", guard, held_out, user / "bad", odd, "--skip-bad", *network],
         ["explain", guard, odd, "--train", features, *network],
+        ["report", guard, "--features", held_out, "--ood", f"odd={features}", "--out", place / "report.html"],
         ["select", train, "--held-out", test, "--count", "3", "--detector", "msp", "--detector", "knn(3)", *network],
         ["select-p", train, "--held-out", test, "--noise", "3", *network],
         ["train", MODEL, "--data", train, "--out", place / "run", "--epochs", "1", "--batch-size", "8", *SIZE],

@@ -1,6 +1,8 @@
-"""The benchmark: a runner, suites of image sets, and tables. What only the DICE paper needs is in ``paper``."""
+"""The benchmark: a runner, suites of image sets, and tables. What only the DICE paper needs is in ``paper``.
 
-from oodles.bench.run import benchmark
-from oodles.bench.suites import OPENOOD, SUITES, Suite, suite
+The names load on first use, because tables of rows do not need torch.
+"""
 
-__all__ = ["OPENOOD", "SUITES", "Suite", "benchmark", "suite"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

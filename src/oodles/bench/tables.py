@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -25,7 +26,9 @@ from oodles.paper.published import (
     published_sweep,
     without_seed,
 )
-from oodles.paper.sweep import SweepPoint
+
+if TYPE_CHECKING:
+    from oodles.paper.sweep import SweepPoint
 
 LATEX = {letter: "\\" + letter for letter in "_%&#${}"} | {
     "\\": r"\textbackslash{}",
@@ -124,14 +127,19 @@ def compare(rows: Sequence[Row], *, title: str = "", paper: str | None = None) -
     return View(title, caption, tuple(columns), tuple(lines))
 
 
-def only(view: View, *columns: str) -> View:
-    """The same table with some of its columns."""
-    kept = [view.columns.index(column) for column in columns]
-    lines = tuple((label, tuple(cells[index] for index in kept)) for label, cells in view.lines)
-    return replace(view, columns=columns, lines=lines)
+def overview(rows: Sequence[Row], *, title: str = "") -> View:
+    """One line for each detector: FPR95 and AUROC on average, then FPR95 on each set."""
+    full = compare(rows, title=title)
+    average = full.columns.index(AVERAGE)
+    lines = []
+    for label, cells in full.lines:
+        alone = [replace(cell, numbers=cell.numbers[:1], best=cell.best[:1], notes=()) for cell in cells[:average]]
+        lines.append((label, (replace(cells[average], notes=()), *alone)))
+    caption = "average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better"
+    return View(title, caption, (AVERAGE, *full.columns[:average]), tuple(lines))
 
 
-def sweep_view(points: Sequence[SweepPoint], *, title: str = "", paper: str | None = None) -> View:
+def sweep_view(points: Sequence["SweepPoint"], *, title: str = "", paper: str | None = None) -> View:
     """For each sparsity the averages over sets and runs, the accuracy of the sparse layer, spread and gap."""
     lines = []
     for p in dict.fromkeys(point.p for point in points):

@@ -29,6 +29,7 @@ from oodles.cli.explain import explain
 from oodles.cli.export import export
 from oodles.cli.extract import extract
 from oodles.cli.fit import fit
+from oodles.cli.report import report
 from oodles.cli.score import score
 from oodles.cli.select import select
 from oodles.cli.select_p import select_p
@@ -74,7 +75,7 @@ def root(
 
 # in the order in which a user meets them
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, extract, fit, threshold, score, explain, export, bench, select, select_p),
+    *(demo, extract, fit, threshold, score, explain, export, bench, report, select, select_p),
     *(detectors, train, analyze),
 )
 SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do together; train divides its batches itself

@@ -276,6 +276,11 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
             detector._statistics = None
 
 
+def needs_head(detector: Detector) -> bool:
+    """Whether the detector needs embeddings or the last layer, and not only logits."""
+    return bool({"embedding", "head"} & {*detector.learns_from, *detector.scores_from})
+
+
 def learned_columns(detectors: Sequence[Detector]) -> tuple[str, ...]:
     """The columns of numbers that any of the detectors learns from, each once."""
     names = (name for detector in detectors for name in detector.learns_from if name not in ("labels", "head"))

@@ -1,18 +1,23 @@
 """A call with made-up inputs, to which a saved guard keeps the answers: a model that has changed gives others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
 from msgspec import Meta, Struct
-from torch import Tensor
+from torch import Tensor, nn
 
 from oodles.columns import PRECISIONS
 from oodles.data.inputs import Inputs
+from oodles.errors import FileError, OodlesError
+from oodles.network.candidates import relative_gap
+from oodles.network.fingerprints import COPIES, model_fingerprint
 
 ROWS = 2
 MOST_NUMBERS = 1 << 22
+# the largest relative differences: of the same model, on devices that round sums to ten bits, in half precision
+SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
 Length = Annotated[int, Meta(ge=1, le=1 << 16)]
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
@@ -84,6 +89,47 @@ class SelfTest(Probe, forbid_unknown_fields=True):
     copies: list[str]
     weights: str
     torch: str
+
+
+Answers = Callable[[Probe, torch.dtype | None], tuple[Tensor, Tensor]]
+"""A guard's logits and scores for a probe, of which the floating-point inputs may be given in another precision."""
+
+
+def take_self_test(model: nn.Module, probe: Probe, answers: Answers) -> SelfTest | None:
+    """What :func:`repeat_self_test` repeats; None if noise is refused, or gives NaN or random answers."""
+    try:
+        logits, scores = answers(probe, None)
+        again, _ = answers(probe, None)
+    except OodlesError:
+        return None
+    if relative_gap(again, logits) > SAME or not bool(torch.isfinite(torch.cat([logits.flatten(), scores])).all()):
+        return None
+    copies = [model_fingerprint(model, dtype=dtype) for dtype in COPIES]
+    weights = model_fingerprint(model, hyperparameters=False)
+    return SelfTest(probe.args, probe.kwargs, logits.tolist(), scores.tolist(), copies, weights, str(torch.__version__))
+
+
+def repeat_self_test(test: SelfTest, model: nn.Module, answers: Answers, rounded: bool, path: object) -> None:
+    """Raise unless the guard in ``path`` gives what it gave when it was saved, up to rounding.
+
+    ``rounded`` says that the model is a copy in half precision.
+    """
+    like = next((part for part in model.parameters() if part.is_floating_point()), torch.empty(0))
+    try:
+        found = answers(test, like.dtype if rounded else None)
+        known = torch.tensor(test.logits), torch.tensor(test.scores)
+    except (OodlesError, ValueError, TypeError, RuntimeError) as error:
+        raise FileError(f"{path} cannot be tried on this model ({str(error).partition(chr(10))[0]})") from None
+    allowed = ROUNDED if rounded else SAME if like.device.type == "cpu" else OTHER_DEVICE
+    # scores have jumps: a unit that is just cut off, a rank
+    limits = {"logits": allowed} if rounded else {"logits": allowed, "scores": 10 * allowed}
+    for (name, limit), now, then in zip(limits.items(), found, known, strict=False):
+        gap = relative_gap(now, then)
+        if gap > limit:
+            raise FileError(
+                f"{path} guards another model: the {name} for its test inputs differ from those it was saved with "
+                f"(relative difference {gap:.2g}); load it with the model it was saved with, or fit it again"
+            )
 
 
 def probe_like(inputs: Inputs) -> Probe | None:

@@ -1,0 +1,5 @@
+from .run import benchmark as benchmark
+from .suites import OPENOOD as OPENOOD
+from .suites import SUITES as SUITES
+from .suites import Suite as Suite
+from .suites import suite as suite

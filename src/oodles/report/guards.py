@@ -1,0 +1,247 @@
+"""A report on a guard: does it accept ID rows as it was set to, and does it reject OOD rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from oodles import plots
+from oodles.calibration import Threshold, calibrate
+from oodles.data.image_sets import ImageSet
+from oodles.detectors import Detector
+from oodles.detectors.ensemble import RankEnsemble
+from oodles.errors import ArgumentError, DataError
+from oodles.features import Features
+from oodles.metrics import Row, evaluate
+from oodles.names import printable
+from oodles.paper.published import published
+from oodles.report.dice import dice_section, dice_within
+from oodles.report.document import Cell, Column, Figure, Part, Section, Table, shortened
+from oodles.report.guard_gallery import TRAIN, Looker
+from oodles.report.judged import Judged, roc
+from oodles.report.rates import Rate
+from oodles.report.scored import binned, class_figure, class_table, score_edges
+from oodles.report.svg import inline_svg
+
+POOR = 0.7  # an AUROC below which a detector is of little use
+
+
+def guard_part(
+    detector: Detector,
+    threshold: Threshold,
+    features: Features,
+    *,
+    ood: Mapping[str, Features] | None = None,
+    train: Features | None = None,
+    class_names: Sequence[str] = (),
+    images: Mapping[str, ImageSet] | None = None,
+    id_set: str = "id",
+    title: str | None = None,
+) -> Part:
+    """The part on a fitted detector and its threshold, from ID features that it was not fitted on.
+
+    ``ood`` are features of OOD sets by name. With ``train``, the features that it was fitted on, nearest training rows
+    are named, and the curve over p is drawn if DICE is part of the detector. ``images`` are the images that features
+    came from, by the name of their set: ``id_set``, ``train`` or one of ``ood``. If ``id_set`` is one of the paper's,
+    its numbers are shown beside these.
+    """
+    sets = {printable(name): part for name, part in (ood or {}).items()}
+    names = tuple(map(printable, class_names or features.class_names))
+    if {id_set, TRAIN} & {*sets}:
+        raise ArgumentError(f"an OOD set is called {id_set!r} or {TRAIN!r}; choose another name")
+    looker = Looker(detector, threshold, names, train, images or {})
+    looker.check({id_set: features, **sets} | ({} if train is None else {TRAIN: train}))
+    judged = [Judged.of(name, part, detector, threshold) for name, part in {id_set: features, **sets}.items()]
+    if not len(judged[0].finite):
+        raise DataError(f"{detector} gives not one ID row a finite score; are the features those it was fitted on?")
+    about = _About(detector, threshold, judged[0], judged[1:], names, train)
+    sections = [
+        about.scores(),
+        *about.ood_sections(),
+        *about.classes(),
+        *about.dice(),
+        looker.section(judged[0], judged[1:]),
+    ]
+    named = title or f"Guard with {shortened(detector.spec, 60)}"
+    return Part(named, about.recommendation(), about.summary(), about.facts(), tuple(sections))
+
+
+@dataclass(frozen=True, eq=False)
+class _About:
+    """A guard and the sets it was tried on."""
+
+    detector: Detector
+    threshold: Threshold
+    id_set: Judged
+    ood: Sequence[Judged]
+    names: Sequence[str]
+    train: Features | None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The metrics on each OOD set."""
+        return [self.id_set.against(each, self.detector.spec) for each in self.ood]
+
+    @cached_property
+    def is_calibration(self) -> bool:
+        """Whether the ID rows are those that the threshold was set on."""
+        scores, known = self.id_set.finite, self.threshold
+        if len(scores) != known.calibration_size:
+            return False
+        return bool(np.isclose(calibrate(scores, known.id_rate).value, known.value, rtol=1e-5, atol=1e-7))
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """The numbers that matter most."""
+        facts = [
+            ("detector", shortened(self.detector.spec, 60)),
+            ("threshold", f"{self.threshold.value:.5g}"),
+            ("set to accept", f"{100 * self.threshold.id_rate:g} % of ID"),
+            ("ID rows accepted", str(self.id_set.rate)),
+        ]
+        if self.ood:
+            accepted = [each.rate.percent for each in self.ood]
+            ends = f"{min(accepted):.1f} to {max(accepted):.1f} %" if len(accepted) > 1 else f"{accepted[0]:.1f} %"
+            facts.append(("OOD rows accepted", ends))
+        return tuple(facts)
+
+    def recommendation(self) -> str:
+        """What to do."""
+        wanted, (low, high) = 100 * self.threshold.id_rate, self.id_set.rate.interval
+        if not low <= wanted <= high and not self.is_calibration:
+            more = "more" if low > wanted else "fewer"
+            return (
+                f"Set the threshold again on these rows (oodles threshold): the guard accepts {self.id_set.rate} of "
+                f"them, {more} than the {wanted:g} % it was set for."
+            )
+        if not self.ood:
+            return "The threshold fits these ID rows. Give features of OOD sets (--ood) to see what the guard rejects."
+        worst = min(self.rows, key=lambda row: row.auroc)
+        if worst.auroc < POOR:
+            return (
+                f"Do not rely on this guard against inputs like {worst.ood_set}: it hardly tells them from ID inputs "
+                f"(AUROC {100 * worst.auroc:.1f} %). Compare other detectors with oodles bench."
+            )
+        missed = max(self.ood, key=lambda each: each.rate.percent)
+        return (
+            f"Usable within limits: while {self.id_set.rate.percent:.1f} % of the ID rows are accepted, so are up to "
+            f"{missed.rate.percent:.1f} % of OOD rows ({missed.name}). If that is too many, accept fewer ID inputs "
+            "(oodles threshold --id-rate) or compare other detectors (oodles bench)."
+        )
+
+    def summary(self) -> tuple[str, ...]:
+        """What was found, and how far it can be trusted."""
+        known, lines = self.threshold, []
+        if self.is_calibration:
+            lines.append(
+                f"The ID rows are those that the threshold was set on, so that {100 * known.id_rate:g} % are accepted "
+                "is no evidence; other ID rows would be."
+            )
+        else:
+            lines.append(
+                f"The threshold was set on {known.calibration_size:,} ID rows; of {len(self.id_set.scores):,} others "
+                f"{self.id_set.rate} are accepted."
+            )
+        lines += [f"{each.name}: {each.rate} of {len(each.scores):,} OOD rows are accepted." for each in self.ood]
+        lost = sum(len(each.scores) - len(each.finite) for each in (self.id_set, *self.ood))
+        if lost:
+            lines.append(f"{lost:,} rows have no finite score and count as rejected.")
+        if self.ood:
+            lines.append("OOD inputs of other kinds than these may be easier or harder to detect.")
+        return tuple(lines)
+
+    def scores(self) -> Section:
+        """Histograms with the threshold, and the ROC."""
+        figures = [self._histogram()]
+        if self.ood:
+            figures.append(self._roc())
+        return Section("Scores", (), tuple(figures))
+
+    def _histogram(self) -> Figure:
+        parts = [self.id_set, *(each for each in self.ood if len(each.finite))]
+        edges = score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
+        shares = {each.name: 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
+        drawn = {shortened(name): values for name, values in shares.items()}
+        first = next(iter(drawn))
+        figure = plots.binned_scores(
+            edges, {first: drawn.pop(first)}, drawn, threshold=self.threshold.value, unit="rows (%)"
+        )
+        medians = ", ".join(f"{each.name} {np.median(each.finite):.4g}" for each in parts)
+        alternative = f"Histograms of scores with the threshold {self.threshold.value:.4g}. Medians: {medians}."
+        caption = (
+            f"Scores of {self.id_set.name} (filled) and of the OOD sets (lines). Right of the threshold is accepted."
+        )
+        data = {"edges": edges.tolist(), "threshold": self.threshold.value}
+        data |= {"percent": {name: values.tolist() for name, values in shares.items()}}
+        return Figure(inline_svg(figure, alternative), alternative, caption, data)
+
+    def _roc(self) -> Figure:
+        curves = {each.name: roc(self.id_set.ranked, each.ranked) for each in self.ood}
+        point = np.array([each.rate.percent for each in self.ood]), self.id_set.rate.percent
+        figure = plots.roc_curves({shortened(name): curve for name, curve in curves.items()}, point)
+        areas = ", ".join(f"{row.ood_set} {100 * row.auroc:.1f} %" for row in self.rows)
+        alternative = f"ROC curve of each OOD set. Areas under the curves: {areas}."
+        data = {name: {"ood": curve[0].tolist(), "id": curve[1].tolist()} for name, curve in curves.items()}
+        return Figure(
+            inline_svg(figure, alternative),
+            alternative,
+            "ROC: the share of ID rows accepted against that of OOD rows, for every threshold; circles: this one.",
+            data,
+        )
+
+    def ood_sections(self) -> list[Section]:
+        """The metrics on each OOD set, and of each member of an ensemble."""
+        if not self.ood:
+            return []
+        cells = []
+        for each, row in zip(self.ood, self.rows, strict=True):
+            cited = published(self.id_set.name, self.detector.spec, each.name)
+            ends = {name: (100 * low, 100 * high) for name, (low, high) in row.intervals.items()}
+            cells.append(
+                (
+                    Cell(each.name),
+                    Cell(len(each.scores)),
+                    Rate(int((~each.accepted).sum()), len(each.accepted)).cell,
+                    Cell(100 * row.fpr95, ends["fpr95"], paper=None if cited is None else cited.fpr95),
+                    Cell(100 * row.auroc, ends["auroc"], paper=None if cited is None else cited.auroc),
+                )
+            )
+        columns = Column("OOD set"), Column("rows", ",d"), Column("rejected, %"), Column("FPR95, %"), Column("AUROC, %")
+        caption = (
+            "What the guard does with OOD rows; rejected: at its threshold. Intervals: Wilson's, and from resamples"
+        )
+        return [Section("OOD sets", (), (), (Table(caption, columns, tuple(cells)), *self._members()))]
+
+    def _members(self) -> list[Table]:
+        if not isinstance(self.detector, RankEnsemble):
+            return []
+        lines = []
+        for member in self.detector.scoring_members():
+            parts = [Judged.of(each.name, each.features, member, self.threshold) for each in (self.id_set, *self.ood)]
+            rows = [evaluate(parts[0].ranked, each.ranked) for each in parts[1:]]
+            lines.append((Cell(member.spec), *(Cell(100 * row.auroc) for row in rows)))
+        columns = Column("member"), *(Column(each.name) for each in self.ood)
+        return [Table("AUROC in percent of each detector in the ensemble alone", columns, tuple(lines))]
+
+    def classes(self) -> list[Section]:
+        """Acceptance of ID rows by predicted class, the least accepted first."""
+        rates = self.id_set.rates_by_class(self.names)
+        if len(rates) < 2:
+            return []
+        shown = sorted(rates, key=lambda name: (rates[name].percent, name))[:60]
+        wanted = 100 * self.threshold.id_rate
+        low = [name for name in shown if rates[name].interval[1] < wanted]
+        text = "A class that is accepted much less often than others is one that the guard serves badly: few training "
+        text += "inputs, or varied ones. Some classes are low by chance."
+        text += f" Below the rate by more than chance: {', '.join(low[:10])}." if low else ""
+        figure = class_figure(shown, rates, wanted, "the rate that the threshold was set for")
+        table = class_table(shown, rates, "Share of accepted ID rows by predicted class, the lowest first")
+        return [Section("ID rows by predicted class", (text,), (figure,), (table,))]
+
+    def dice(self) -> list[Section]:
+        """Sections on DICE, if it is part of the detector."""
+        inner = dice_within(self.detector)
+        if inner is None or not self.ood:
+            return []
+        found = dice_section(inner, self.train, self.id_set, self.ood, self.names)
+        return [] if found is None else [found]

@@ -1,0 +1,193 @@
+"""A report on scored inputs: how many were rejected, of which classes, and the inputs worth looking at."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oodles import plots
+from oodles.names import printable
+from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, counted, shortened
+from oodles.report.pictures import Pictures
+from oodles.report.rates import Rate
+from oodles.report.results_file import Scored, read_results
+from oodles.report.svg import inline_svg
+from oodles.report.tally import P_BINS, Tally
+
+Array = npt.NDArray[Any]
+
+USUAL = 5.0  # percent of ID inputs that a guard at the usual rate rejects
+BINS = 50
+MOST_DRAWN, MOST_LINES, MOST_ERRORS = 25, 60, 10
+PATH_LENGTH = 90
+
+
+def results_part(path: str | Path, title: str | None = None) -> Part:
+    """The part on the results of ``oodles score`` in a .jsonl, .csv or .parquet file, which is read row by row.
+
+    Images that the results name are opened, if they are still there, for small copies of at most 64 of them.
+    """
+    path = Path(path)
+    tally = Tally.of(read_results(path))
+    name = printable(path.name)
+    facts: tuple[tuple[str, str], ...] = (
+        ("inputs", f"{tally.total:,}"),
+        ("accepted", f"{tally.accepted:,}"),
+        ("rejected", f"{tally.rejected:,}"),
+        ("not scored", f"{tally.errors.total():,}"),
+    )
+    if tally.scored:
+        facts += (("share rejected", str(tally.rejection)),)
+    sections = [_scores(tally), _classes(tally)] if tally.scored else []
+    sections += [_errors(tally)] if tally.errors else []
+    sections += [_gallery(tally)] if tally.scored else []
+    return Part(title or f"Scored inputs, {name}", _recommendation(tally), _summary(tally), facts, tuple(sections))
+
+
+def _recommendation(tally: Tally) -> str:
+    if not tally.total:
+        return "There is nothing to say: the file has no rows."
+    if not tally.scored:
+        return f"Not one of the {tally.total:,} inputs could be scored. Look at the errors below and score them again."
+    usual = f"A guard set to accept 95 % of ID inputs rejects about {USUAL:g} % of them"
+    if tally.rejection.interval[0] > USUAL:
+        return (
+            f"Look at the rejected inputs before relying on the predictions: {tally.rejection.percent:.1f} % were "
+            f"rejected. {usual}, so more of these than chance explains are unlike the training data."
+        )
+    return (
+        f"Nothing unusual in the share of rejected inputs, {tally.rejection.percent:.1f} %. {usual}; those that were "
+        "rejected here may be ID inputs too."
+    )
+
+
+def _summary(tally: Tally) -> tuple[str, ...]:
+    lines = []
+    if tally.scored:
+        lines.append(
+            f"Of {tally.scored:,} scored inputs {tally.rejection} were rejected; the interval holds if they are a "
+            "random sample of those to come."
+        )
+    if tally.with_p_value:
+        low = Rate(int(tally.p_values[: P_BINS // 20].sum()), tally.with_p_value)
+        lines.append(f"{low} have a p-value below 0.05; of ID inputs it would be about 5 %.")
+    if tally.errors:
+        lines.append(f"{counted(tally.errors.total(), 'input')} could not be scored: not in-distribution.")
+    if tally.scored:
+        lines.append(
+            "A rejected input is one that the network has little experience with: its prediction may still be right, "
+            "and that of an accepted one wrong."
+        )
+    return tuple(lines)
+
+
+def _scores(tally: Tally) -> Section:
+    figures = [_score_figure(tally)]
+    if tally.with_p_value:
+        edges = np.linspace(0, 1, P_BINS + 1)
+        alternative = f"Histogram of {tally.with_p_value:,} p-values; {tally.p_values[0]:,} are below {1 / P_BINS:g}."
+        drawn = plots.p_value_bars(edges, tally.p_values)
+        data = {"edges": edges.tolist(), "counts": tally.p_values.tolist()}
+        caption = "P-values of the inputs. If all were in-distribution, the bars would be level with the line."
+        figures.append(Figure(inline_svg(drawn, alternative), alternative, caption, data))
+    return Section("Scores", (), tuple(figures))
+
+
+def _score_figure(tally: Tally) -> Figure:
+    samples = {"accepted": tally.accepted_scores, "rejected": tally.rejected_scores}
+    values = {name: sample.values() for name, sample in samples.items() if sample.seen}
+    edges = score_edges(np.concatenate(list(values.values())))
+    counts = {name: binned(each, edges) * samples[name].step for name, each in values.items()}
+    threshold = tally.threshold()
+    drawn = plots.binned_scores(edges, counts, {}, threshold=threshold, unit="inputs")
+    alternative = (
+        f"Histogram of the scores of {tally.accepted:,} accepted and {tally.rejected:,} rejected inputs, between "
+        f"{edges[0]:.4g} and {edges[-1]:.4g}."
+    )
+    caption = "Scores of accepted and rejected inputs; the outermost bars include everything beyond."
+    if threshold is not None:
+        caption += " The threshold is at or just below the dashed line, the lowest accepted score."
+    step = max(sample.step for sample in samples.values())
+    if step > 1:
+        caption += f" From a sample of up to every {step}th input."
+    data = {"edges": edges.tolist(), **{name: each.tolist() for name, each in counts.items()}}
+    return Figure(inline_svg(drawn, alternative), alternative, caption, data | {"lowest accepted": threshold})
+
+
+def score_edges(values: Array) -> Array:
+    """Edges of bins that leave out the outermost thousandths."""
+    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
+    pad = max(abs(low), abs(high), 1.0) * 1e-6
+    return np.linspace(low, high, BINS + 1) if high - low > pad else np.linspace(low - 0.5, high + 0.5, BINS + 1)
+
+
+def binned(values: Array, edges: Array) -> Array:
+    """How many values are in each bin; those beyond are counted in the outermost."""
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    return np.asarray(counts)
+
+
+def _classes(tally: Tally) -> Section:
+    """Acceptance by predicted class, the least accepted first."""
+    rates = {name: Rate(tally.accepted_by_class[name], total) for name, total in tally.by_class.items()}
+    common = sorted(rates, key=lambda name: -rates[name].total)[:MOST_LINES]
+    shown = sorted(common, key=lambda name: (rates[name].percent, name))
+    table = class_table(shown, rates, "Share of accepted inputs by predicted class")
+    notes = [f"The {len(shown)} most frequent of {len(rates):,} classes."] if len(rates) > len(shown) else []
+    figures = (class_figure(shown, rates, 100 - tally.rejection.percent, "all inputs"),) if len(shown) > 1 else ()
+    return Section("Predicted classes", tuple(notes), figures, (table,))
+
+
+def class_table(names: list[str], rates: dict[str, Rate], caption: str) -> Table:
+    """Counts and shares by class."""
+    lines = [(Cell(name), Cell(rates[name].total), Cell(rates[name].count), rates[name].cell) for name in names]
+    columns = Column("predicted class"), Column("inputs", ",d"), Column("accepted", ",d"), Column("accepted, %")
+    return Table(caption, columns, tuple(lines))
+
+
+def class_figure(names: list[str], rates: dict[str, Rate], expected: float, of_what: str) -> Figure:
+    """The least accepted classes with their intervals."""
+    drawn = names[:MOST_DRAWN]
+    ends = np.array([rates[name].interval for name in drawn])
+    percents = np.array([rates[name].percent for name in drawn])
+    figure = plots.rates_by_class(
+        [shortened(name) for name in drawn], percents, ends[:, 0], ends[:, 1], expected=round(expected, 1)
+    )
+    lowest = f"{drawn[0]}, {percents[0]:.1f} %"
+    alternative = f"Share of accepted inputs for {len(drawn)} predicted classes; the lowest is {lowest}."
+    caption = f"Accepted inputs by predicted class with 95 % intervals; the dashed line is {of_what}."
+    data = {"classes": drawn, "accepted": percents.tolist(), "intervals": ends.tolist(), "expected": expected}
+    return Figure(inline_svg(figure, alternative), alternative, caption, data)
+
+
+def _errors(tally: Tally) -> Section:
+    common = tally.errors.most_common(MOST_ERRORS)
+    left = tally.errors.total() - sum(count for _, count in common)
+    notes = (f"The {MOST_ERRORS} most frequent; {left:,} inputs have others.",) if left else ()
+    lines = tuple((Cell(text), Cell(count)) for text, count in common)
+    return Section("Not scored", notes, (), (Table("Why", (Column("error"), Column("inputs", ",d")), lines),))
+
+
+def _gallery(tally: Tally) -> Section:
+    pictures = Pictures()
+    borderline = [*reversed(tally.just_rejected.rows()), *tally.just_accepted.rows()]
+    groups = (
+        ("Least in-distribution", "The lowest scores, the lowest first.", tally.lowest.rows()),
+        ("Borderline", "Just rejected and just accepted, by score.", borderline),
+        ("Most in-distribution", "The highest scores, the highest first.", tally.highest.rows()),
+    )
+    galleries = tuple(
+        Gallery(heading, caption, tuple(_card(row, pictures) for row in rows)) for heading, caption, rows in groups
+    )
+    return Section("Inputs to look at", galleries=galleries)
+
+
+def _card(row: Scored, pictures: Pictures) -> Card:
+    name = row.class_name if row.class_name is not None else f"class {row.label}"
+    sure = "" if row.probability is None or not math.isfinite(row.probability) else f" ({100 * row.probability:.0f} %)"
+    facts = [f"{'accepted' if row.is_id else 'rejected'}, score {row.score:.4g}"]
+    facts += [] if row.label is None and row.class_name is None else [f"predicted: {shortened(name, 40)}{sure}"]
+    facts += [] if row.p_value is None or not math.isfinite(row.p_value) else [f"p = {row.p_value:.3g}"]
+    return Card(shortened(row.path, PATH_LENGTH), tuple(facts), pictures.of_file(row.path))

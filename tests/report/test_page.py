@@ -1,0 +1,91 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.pages import check_page
+from support.scored import scored, write_scored
+
+from oodles.errors import ArgumentError, FileError
+from oodles.report import page as module
+from oodles.report import read_rows, results_part, rows_parts, write_report
+from oodles.report.document import Card, Cell, Column, Gallery, Part, Section, Table, shortened
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "demo_rows.json"
+PART = Part("A title", "Do this.", ("It was found.",), (("rows", "3"),), (Section("Numbers", ("Text.",)),))
+
+AGAIN = """
+import sys
+from oodles.report import read_rows, results_part, rows_parts, write_report
+write_report(sys.argv[3], *rows_parts(read_rows(sys.argv[1])), results_part(sys.argv[2]))
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_same_input_gives_the_same_bytes_in_another_process_without_torch(tmp_path: Path) -> None:
+    results = write_scored(tmp_path / "results.csv", [scored(f"{place}.x", place - 5.0) for place in range(30)])
+    write_report(tmp_path / "a.html", *rows_parts(read_rows(GOLDEN)), results_part(results))
+    command = [sys.executable, "-c", AGAIN, str(GOLDEN), str(results), str(tmp_path / "b.html")]
+    subprocess.run(command, check=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": "7"})
+    for suffix in (".html", ".json"):
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+    check_page(tmp_path / "a.html")
+
+
+def test_the_summary_comes_before_everything_else(tmp_path: Path) -> None:
+    write_report(tmp_path / "r.html", *rows_parts(read_rows(GOLDEN)))
+    text = check_page(tmp_path / "r.html").text
+    assert text.index("Summary") < text.index("Recommended") < text.index("FPR95 on each set")
+
+
+def test_it_follows_the_theme_and_the_printer() -> None:
+    page = module.render((PART,), "title")
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+    defined = ("--id", *(f"--ood-{place}" for place in range(7)))
+    assert all(page.count(f"{name}:") == 3 for name in defined), "in the light theme, the dark one and in print"
+
+
+def test_cells_and_cards(tmp_path: Path) -> None:
+    line = (Cell("a"), Cell(-1.25, (-2, 0.5), paper=3.0, best=True), Cell(None), Cell(1234))
+    table = Table("A table", (Column("name"), Column("x", ".2f"), Column("y"), Column("n", ",d")), (line,))
+    near = Card("row 3", ("similarity 0.9",))
+    gallery = Gallery("Inputs", "Some.", (Card("row 1", ("rejected",), nearest=(near,)),))
+    part = Part("T", "R.", (), sections=(Section("S", tables=(table,), galleries=(gallery,)),))
+    beside = write_report(tmp_path / "r.html", part)
+    text = check_page(tmp_path / "r.html").text
+    assert "\N{MINUS SIGN}1.25 [\N{MINUS SIGN}2.00, 0.50] paper 3.00 \N{EN DASH} 1,234" in text
+    section = json.loads(beside.read_text())["parts"][0]["sections"][0]
+    assert section["tables"][0]["rows"] == [
+        {"name": "a", "x": {"value": -1.25, "interval": [-2, 0.5], "paper": 3.0}, "y": None, "n": 1234}
+    ]
+    assert section["galleries"][0]["inputs"][0]["nearest"] == [{"name": "row 3", "facts": ["similarity 0.9"]}]
+
+
+def test_names_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ArgumentError, match="must end in"):
+        write_report(tmp_path / "report.pdf", PART)
+    with pytest.raises(ArgumentError, match="is a folder"):
+        write_report(tmp_path / "folder.html", PART)
+    with pytest.raises(ArgumentError, match="at least one part"):
+        write_report(tmp_path / "report.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError):
+        write_report(tmp_path / "file" / "report.html", PART)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_that_is_too_large_to_mail_is_refused(tmp_path: Path) -> None:
+    large = Part("T", "R.", ("x" * 5_000_000,))
+    with pytest.raises(ArgumentError, match="more than the 5,000,000"):
+        write_report(tmp_path / "report.html", large)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_names_are_shortened_in_the_middle() -> None:
+    name = shortened("a" * 50 + "b" * 50, 21)
+    assert name == "a" * 10 + "…" + "b" * 10
+    assert shortened("short\n") == "short\\n"

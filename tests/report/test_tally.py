@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oodles.report import tally as module
+from oodles.report.results_file import Scored
+from oodles.report.tally import Extremes, Sample, Tally
+
+SCORES = st.lists(st.integers(-5, 5).map(float), max_size=60)
+
+
+def rows_of(scores: list[float]) -> list[Scored]:
+    return [Scored(f"{place}.png", 0, "cat", 0.5, score, None, score >= 0, None) for place, score in enumerate(scores)]
+
+
+@given(scores=SCORES, most=st.integers(1, 8))
+def test_extremes_are_those_of_sorting_everything(scores: list[float], most: int) -> None:
+    found = Extremes(most, lambda score: -score)
+    for row in rows_of(scores):
+        assert row.score is not None
+        found.add(row, row.score)
+    by_hand = sorted(rows_of(scores), key=lambda row: row.score or 0.0)[:most]  # stable: the first of equal ones
+    assert found.rows() == by_hand
+
+
+def test_a_sample_is_evenly_spaced_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SCORES", 100)
+    sample = Sample()
+    for value in range(12_345):
+        sample.add(float(value))
+    kept = sample.values()
+    assert len(kept) <= 100
+    assert sample.seen == 12_345
+    assert (np.diff(kept) == sample.step).all()
+    assert kept[0] == 0
+    assert kept[-1] > 12_345 - 2 * sample.step
+
+
+@given(scores=SCORES)
+def test_counts_add_up(scores: list[float]) -> None:
+    tally = Tally.of([*rows_of(scores), Scored("bad.png", error="empty file"), Scored("none.png")])
+    assert tally.accepted == sum(score >= 0 for score in scores)
+    assert tally.accepted + tally.rejected == len(scores) == tally.by_class["cat"]
+    assert tally.errors == {"empty file": 1, "it has no score": 1}
+    assert tally.total == len(scores) + 2
+    accepted = [score for score in scores if score >= 0]
+    assert tally.threshold() == (min(accepted) if accepted else None)
+
+
+def test_scores_that_overlap_have_no_threshold() -> None:
+    rows = [Scored("a", 0, None, 0.5, 1.0, None, True), Scored("b", 0, None, 0.5, 2.0, None, False)]
+    assert Tally.of(rows).threshold() is None
+
+
+def test_very_many_names_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_NAMES", 3)
+    tally = Tally.of(Scored("x", place, f"class{place}", 0.5, 1.0, None, True) for place in range(10))
+    assert len(tally.by_class) == 4
+    assert tally.by_class["others"] == 7
+
+
+def test_scores_that_are_not_finite_are_no_scores() -> None:
+    tally = Tally.of(Scored("x", 0, "cat", 0.5, score, float("nan"), True) for score in (np.nan, np.inf, -np.inf, 1.0))
+    assert tally.scored == 1
+    assert tally.with_p_value == 0
