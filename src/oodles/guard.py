@@ -14,7 +14,7 @@ from oodles.calibration import Threshold, calibrate, check_id_rate
 from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches, first_rows
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
-from oodles.deploy.export import Exportable, export_guard, refuse_steps
+from oodles.deploy.export import Exportable, export_guard, noise_images, refuse_steps
 from oodles.deploy.exported import ExportedGuard
 from oodles.detectors import Detector, default_detector
 from oodles.detectors.base import (
@@ -316,10 +316,11 @@ class Guard(nn.Module):
         chosen = self._loader if loader is None else loader
         if chosen is not None and (loader is not None or iter(chosen) is not chosen):
             return first_rows(self._reader, chosen, MOST_ROWS), "given inputs"
-        probe = self._probe or image_probe(self.preprocessing)
-        if probe is None:
+        if self.preprocessing is not None:
+            return noise_images(Transform.from_record(self.preprocessing), MOST_ROWS), "noise"
+        if self._probe is None:
             raise ArgumentError("nothing is known of the model's inputs; give some: export(path, inputs=loader)")
-        return probe.inputs(torch.device("cpu")), "noise"
+        return self._probe.inputs(torch.device("cpu")), "noise"
 
     @staticmethod
     def open(path: str | Path, *, device: str = "cpu", threads: int | None = None) -> ExportedGuard:

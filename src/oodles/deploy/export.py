@@ -14,7 +14,7 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
-from oodles.deploy.exported import ID_SCORES, OUTPUTS, TEST, ExportedGuard, start_session
+from oodles.deploy.exported import ID_SCORES, OUTPUTS, TEST, ExportedGuard, start_session, uncropped
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
@@ -107,6 +107,18 @@ def refuse_steps(detector: Detector) -> None:
         )
 
 
+def noise_images(transform: Transform, rows: int) -> Inputs:
+    """Made-up images as the network takes them."""
+    pixels = torch.from_numpy(_noise((rows, 3, transform.size, transform.size)))
+    return Inputs((normalise(transform, pixels),))
+
+
+def _noise(shape: tuple[int, ...]) -> Any:
+    """uint8 values that look random and are the same everywhere."""
+    places = np.arange(np.prod(shape), dtype=np.uint64)
+    return (places * np.uint64(2654435761) >> np.uint64(13)).astype(np.uint8).reshape(shape)
+
+
 class _Rows(NamedTuple):
     """The same inputs as the network takes them and as the graph does."""
 
@@ -119,14 +131,12 @@ class _Rows(NamedTuple):
         if transform is None:
             return cls(network, _arrays(network))
         pixels = _pixels_of(network, transform)
-        return cls(Inputs((normalise(transform, pixels),)), {"pixels": _array(pixels.permute(0, 2, 3, 1))})
+        return cls(Inputs((normalise(transform, pixels),)), {"pixels": uncropped(pixels.numpy(), transform)})
 
     def test_inputs(self) -> Arrays:
         """Two made-up inputs of the same kind: what a user's inputs contain is not kept."""
         if "pixels" in self.graph:
-            places = np.arange(np.prod(TEST_SHAPE), dtype=np.uint64)
-            noise = (places * np.uint64(2654435761) >> np.uint64(13)) % np.uint64(256)
-            return {"pixels": noise.astype(np.uint8).reshape(TEST_SHAPE)}
+            return {"pixels": _noise(TEST_SHAPE)}
         probe = probe_like(self.network)
         if probe is None:
             raise ArgumentError("the model's inputs are too large or too unusual for the test that an export keeps")

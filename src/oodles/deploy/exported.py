@@ -94,18 +94,10 @@ class ExportedGuard:
         return self.judge(np.stack(prepared))
 
     def judge(self, pixels: npt.NDArray[np.uint8]) -> ExportedVerdict:
-        """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``.
-
-        The graph resizes and crops by itself. It is given them with a margin, so that there is nothing to resize, and
-        cuts off the margin.
-        """
+        """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``."""
         if self.transform is None:
             raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
-        size, side = self.transform.size, self.transform.resize
-        start = round((side - size) / 2)
-        whole = np.zeros((len(pixels), side, side, 3), np.uint8)
-        whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
-        return self._run({IMAGES: whole})
+        return self._run({IMAGES: uncropped(pixels, self.transform)})
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
@@ -214,6 +206,18 @@ def _id_scores(artefact: Artefact) -> Array | None:
     if scores.ndim != 1 or scores.dtype.kind != "f" or not np.isfinite(scores).all() or (np.diff(scores) < 0).any():
         raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
     return scores
+
+
+def uncropped(pixels: Array, transform: Transform) -> Array:
+    """Prepared images ``(n, 3, size, size)`` as the graph takes them, ``(n, resize, resize, 3)``.
+
+    It resizes and crops by itself: with this margin there is nothing to resize, and the margin is cut off.
+    """
+    size, side = transform.size, transform.resize
+    start = round((side - size) / 2)
+    whole = np.zeros((len(pixels), side, side, 3), np.uint8)
+    whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
+    return whole
 
 
 def _prepared(picture: Any, transform: Transform) -> Array:
