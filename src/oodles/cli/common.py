@@ -10,6 +10,7 @@ from rich.console import Console
 from typer import Option
 
 from oodles.errors import ArgumentError
+from oodles.names import printable as printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,16 +59,6 @@ LimitOption = Annotated[int | None, Option(help="Use at most this many images of
 SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 DataOption = Annotated[Path, Option(help="Folder with the datasets, each unpacked as its archive is.")]
-
-
-def printable(text: str) -> str:
-    """The text on one line, with line ends, control characters and what is not valid text as escapes such as ``\\n``.
-
-    Names of files are data: one with a line end in it must not look like two lines of ours.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def say(text: str) -> None:
