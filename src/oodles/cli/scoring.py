@@ -43,7 +43,7 @@ class Counts:
     @property
     def ood_rate(self) -> float:
         """The fraction of inputs that were not accepted, those with an error among them."""
-        return 1 - self.accepted / self.total
+        return (self.rejected + self.errors) / self.total
 
 
 def score_batches(

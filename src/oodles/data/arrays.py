@@ -48,7 +48,7 @@ def _map(path: Path) -> npt.NDArray[np.uint8]:
     with path.open("rb") as file:
         try:
             shape, by_columns, kind = HEADERS[npy.read_magic(file)](file)
-        except (ValueError, KeyError, EOFError) as error:
+        except Exception as error:  # NumPy parses the header as Python, which may fail in many ways
             raise DataError(f"{path} is not a NumPy file of images ({str(error).partition(chr(10))[0]})") from None
         start = file.tell()
     described = f"{path} holds {kind} {shape}"

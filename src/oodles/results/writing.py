@@ -104,7 +104,7 @@ class ResultFile:
         self.rows = 0
         self._job = job
         self._lines = lines_of(path)
-        self._file = rows_path(path).open("r+b")
+        self._file = rows_path(path).open("r+b", buffering=0)
 
     def remaining(self, batches: Iterable[Batch], seen: Callable[[Sequence[Row]], None]) -> Iterator[Batch]:
         """The batches that are not there yet; ``seen`` is given the rows of the others.
@@ -135,8 +135,9 @@ class ResultFile:
     def append(self, rows: Sequence[Row]) -> None:
         """Add the rows of a batch; when this returns, they survive whatever happens to this process."""
         with writing(self.path):
-            self._file.write(b"".join(map(self._lines.encode, rows)))
-            self._file.flush()
+            left = memoryview(b"".join(map(self._lines.encode, rows)))
+            while left:  # a disk that is almost full takes a part
+                left = left[self._file.write(left) :]
         self.rows += len(rows)
 
     def finish(self) -> None:
