@@ -86,7 +86,7 @@ small-network: $(VENV)/.developed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt hatchling editables
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch]'
 	touch $@
 
 $(VENV)/.developed: $(VENV)/.installed

@@ -38,9 +38,10 @@ from oodles.detectors import (
 from oodles.detectors.base import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
-from oodles.files import LOCK, write_record, write_tensors
+from oodles.files import LOCK, write_record
 from oodles.functional import energy, msp
 from oodles.persistence import load_detector, load_guard, save_detector, save_guard, save_threshold
+from oodles.tensor_files import write_tensors
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")

@@ -4,11 +4,30 @@
 >>> ood.parse("react(90)+dice(0.7)").spec
 'react(90)+dice(0.7)+energy'
 
-The public names are in ``__init__.pyi``; each loads on first use, so ``import oodles`` does not wait for torch.
+The public names are in ``__init__.pyi``; each loads on first use, so ``import oodles`` does not wait for torch, which
+need not be installed to run an exported guard.
 """
+
+from importlib import import_module
+from typing import Any
 
 import lazy_loader
 
+from oodles.errors import MissingPackageError
+from oodles.extras import needed_by
+
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name on first use; without PyTorch, ``Guard`` is the class that runs exported guards."""
+    try:
+        with needed_by(f"oodles.{name}"):
+            return _load(name)
+    except MissingPackageError as missing:
+        if (name, missing.name) != ("Guard", "torch"):
+            raise
+    with needed_by("oodles.Guard without PyTorch"):
+        return import_module("oodles.deploy.exported").ExportedGuard

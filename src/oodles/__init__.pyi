@@ -31,6 +31,7 @@ from .errors import DataError as DataError
 from .errors import FileError as FileError
 from .errors import FitWarning as FitWarning
 from .errors import HeadError as HeadError
+from .errors import MissingPackageError as MissingPackageError
 from .errors import NotFittedError as NotFittedError
 from .errors import OodlesError as OodlesError
 from .errors import ShapeError as ShapeError

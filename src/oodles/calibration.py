@@ -1,26 +1,31 @@
 """From scores to decisions that hold on finite data: thresholds, and conformal p-values."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from oodles.detectors import Detector
 from oodles.errors import ArgumentError, DataError
-from oodles.features import Features
+
+if TYPE_CHECKING:  # what decides also runs where there is no torch
+    from torch import Tensor
+
+    from oodles.detectors import Detector
+    from oodles.features import Features
 
 Floats = npt.NDArray[np.float64]
+
+MOST_SCORES = 10_000  # of the calibration set that a threshold keeps
 
 
 @dataclass(frozen=True)
 class Threshold:
     """Accepts an input as ID if its score is at least ``value``; a score that is NaN or infinite is never ID.
 
-    ``id_rate`` is the rate it was set for, ``calibration_size`` the number of ID scores it was set on.
+    ``id_rate`` is the rate it was set for, ``calibration_size`` the number of ID scores it was set on. ``id_scores``
+    are those scores in ascending order, for p-values: all of them, or a random choice of 10,000; None if unknown.
 
     >>> import torch
     >>> Threshold(value=1.0, id_rate=0.95, calibration_size=100).is_id(torch.tensor([0.9, 1.0, torch.inf, torch.nan]))
@@ -30,13 +35,24 @@ class Threshold:
     value: float
     id_rate: float
     calibration_size: int
+    id_scores: npt.NDArray[Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ArgumentError(f"a threshold of {self.value} cannot decide anything; calibrate on finite scores")
 
+    def as_record(self) -> dict[str, Any]:
+        """Everything but the scores as plain values, for JSON."""
+        return {"value": self.value, "id_rate": self.id_rate, "calibration_size": self.calibration_size}
+
+    def p_values(self, scores: "Tensor | npt.ArrayLike") -> Floats:
+        """The p-value of each score among the scores of the calibration set, see :func:`p_values`; NaN if unknown."""
+        if self.id_scores is None:
+            return np.full(np.shape(_as_array(scores)), math.nan)
+        return p_values(scores, self.id_scores)
+
     @overload
-    def is_id(self, scores: Tensor) -> Tensor: ...
+    def is_id(self, scores: "Tensor") -> "Tensor": ...
     @overload
     def is_id(self, scores: npt.NDArray[Any]) -> npt.NDArray[np.bool_]: ...
     def is_id(self, scores: Any) -> Any:
@@ -50,7 +66,7 @@ def check_id_rate(id_rate: float) -> None:
         raise ArgumentError(f"id_rate={id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
 
 
-def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Threshold:
+def calibrate(id_scores: "Tensor | npt.ArrayLike", id_rate: float = 0.95) -> Threshold:
     """The largest threshold that accepts a new ID input with probability at least ``id_rate``.
 
     It is the k-th smallest of the n ID scores of the calibration set, with ``k = floor((1 - id_rate)(n + 1))``. Over
@@ -75,7 +91,15 @@ def calibrate(id_scores: Tensor | npt.ArrayLike, id_rate: float = 0.95) -> Thres
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
         raise DataError(f"{len(scores)} ID scores are too few for id_rate={id_rate}; at least {least} are needed")
     value = float(np.partition(scores, rank - 1)[rank - 1])
-    return Threshold(value=value, id_rate=id_rate, calibration_size=len(scores))
+    return Threshold(value=value, id_rate=id_rate, calibration_size=len(scores), id_scores=kept_scores(scores))
+
+
+def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The scores of a calibration set in ascending order; of very many a random choice, which is one as well."""
+    if len(scores) > MOST_SCORES:
+        scores = np.random.default_rng(0).choice(scores, MOST_SCORES, replace=False)
+    narrow = scores.astype(np.float32)
+    return np.sort(narrow if (narrow == scores).all() else scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +111,14 @@ class Conformal:
     ``n``.
     """
 
-    detector: Detector
-    scores: Tensor
+    detector: "Detector"
+    scores: "Tensor"
 
-    def p_values(self, features: Features) -> Floats:
+    def p_values(self, features: "Features") -> Floats:
         """One p-value per row; small means OOD. A score of NaN or +inf gets the smallest possible p-value."""
         return p_values(self.detector.score(features), self.scores)
 
-    def is_ood(self, features: Features, *, fdr: float = 0.05) -> npt.NDArray[np.bool_]:
+    def is_ood(self, features: "Features", *, fdr: float = 0.05) -> npt.NDArray[np.bool_]:
         """Which rows to call OOD so that on average at most a fraction ``fdr`` of those are ID (false discovery rate).
 
         Benjamini-Hochberg over the whole batch. Conformal p-values that share one calibration set are positively
@@ -103,18 +127,18 @@ class Conformal:
         return benjamini_hochberg(self.p_values(features), fdr)
 
 
-def conformal(detector: Detector, calibration: Features) -> Conformal:
+def conformal(detector: "Detector", calibration: "Features") -> Conformal:
     """P-values for a fitted detector, from ID rows that it was not fitted on."""
     scores = detector.score(calibration).double()
-    if not torch.isfinite(scores).all():
+    if not scores.isfinite().all():
         raise DataError(f"{detector} gives scores that are not finite on the calibration set; check those inputs")
     return Conformal(detector, scores.sort().values)
 
 
-def p_values(scores: Tensor | npt.ArrayLike, calibration_scores: Tensor | npt.ArrayLike) -> Floats:
+def p_values(scores: "Tensor | npt.ArrayLike", calibration_scores: "Tensor | npt.ArrayLike") -> Floats:
     """The fraction of ID calibration scores at most as large as each score, counting the score itself.
 
-    >>> p_values(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 2.0, 3.0]))
+    >>> p_values([0.0, 2.5], [1.0, 2.0, 3.0])
     array([0.25, 0.75])
     """
     reference, values = np.sort(_as_array(calibration_scores)), _as_array(scores)
@@ -141,5 +165,6 @@ def benjamini_hochberg(values: npt.ArrayLike, fdr: float = 0.05) -> npt.NDArray[
     return np.asarray(given <= (ordered[passing[-1]] if len(passing) else -1.0))
 
 
-def _as_array(scores: Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
-    return np.asarray(scores.detach().cpu().double().numpy() if isinstance(scores, Tensor) else scores)
+def _as_array(scores: "Tensor | npt.ArrayLike") -> npt.NDArray[Any]:
+    detach = getattr(scores, "detach", None)  # of a tensor
+    return np.asarray(scores if detach is None else detach().cpu().double().numpy())

@@ -29,5 +29,9 @@ class FileError(OodlesError, OSError):
     """A file is missing, damaged, written by a newer version, or belongs to something else."""
 
 
+class MissingPackageError(OodlesError, ImportError):
+    """An optional package is needed and not installed."""
+
+
 class FitWarning(UserWarning):
     """A detector was fitted, but had to leave something out: too few rows, empty classes, constant directions."""

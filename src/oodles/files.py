@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +25,6 @@ import msgspec
 from filelock import FileLock, Timeout
 from msgspec import Meta, Struct
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as serialise_tensors
-from torch import Tensor
 
 from oodles.errors import ArgumentError, FileError
 
@@ -38,7 +36,6 @@ LOCK, TEMPORARY = ".lock", ".writing-"
 ABANDONED = 3600  # seconds after which a temporary file that has not grown is one that a killed process left
 MOST_BYTES, MOST_DEPTH = 1 << 24, 64  # of a record
 FEWEST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
-ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -89,7 +86,7 @@ def remove_temporaries(folder: Path, seconds: float = 0) -> None:
 
 
 def remove_others(folder: Path, stem: str, keep: str) -> None:
-    """Delete the tensor files that :func:`write_tensors` wrote under ``stem``, except ``keep``."""
+    """Delete the tensor files that :func:`oodles.tensor_files.write_tensors` wrote under ``stem``, except ``keep``."""
     for path in folder.glob(f"{stem}-*.safetensors"):
         if path.name != keep:
             with suppress(OSError):
@@ -265,66 +262,6 @@ def _read_key_file(path: Path) -> bytes:
         raise FileError(f"the key {path} cannot be read ({error.strerror})") from None
 
 
-def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Record:
-    """Write tensors to a file named after their checksum; returns the record that :func:`read_tensors` reads.
-
-    Because the name changes with the content, a saved object can be replaced atomically: the record that points to the
-    new file is written after it.
-    """
-    content = serialise(tensors)
-    digest = hashlib.sha256(content).hexdigest()
-    file = f"{stem}-{digest[:12]}.safetensors"
-    write_bytes(folder / file, content)
-    return {"file": file, "sha256": digest}
-
-
-def serialise(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as safetensors bytes; those that share memory (tied weights, slices) are written separately."""
-    written: dict[int, str] = {}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    separate = {
-        name: tensor if written.setdefault(tensor.untyped_storage().data_ptr(), name) == name else tensor.clone()
-        for name, tensor in plain.items()
-    }
-    return serialise_tensors(separate)
-
-
-def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Read what :func:`write_tensors` wrote, after checking its checksum."""
-    path = member(folder, entry["file"])
-    try:
-        content = read_regular(path)
-    except FileError:
-        raise
-    except OSError as error:
-        refused = FileError(f"{path} cannot be read ({error.strerror}); write it again")
-        refused.errno = error.errno
-        raise refused from None
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
-    try:
-        return parse_tensors(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise FileError(f"{path} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None
-
-
-def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, Tensor]]:
-    """A record and the tensors it names, both of one save even while another process is saving.
-
-    If the tensors are gone, a writer has replaced the record in the meantime: it is read again.
-    """
-    for _ in range(ATTEMPTS):
-        record = read()
-        try:
-            return record, read_tensors(folder, record["tensors"])
-        except FileError as error:
-            if error.errno != errno.ENOENT:
-                raise
-        time.sleep(PAUSE)
-    record = read()
-    return record, read_tensors(folder, record["tensors"])
-
-
 def member(folder: Path, name: str) -> Path:
     """The file ``name`` directly inside ``folder``; a path to anywhere else is an error."""
     # what is not printable may be nothing that a file can be called
@@ -346,3 +283,10 @@ def _signature(record: Mapping[str, Any], key: bytes) -> str:
 
 def _canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+
+def __getattr__(name: str) -> Any:
+    """What ``persistence`` imports from here and ``tensor_files`` has, so that torch is not needed for the rest."""
+    if name in ("read_saved", "read_tensors", "serialise", "write_tensors"):
+        return getattr(import_module("oodles.tensor_files"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 5  # units, and training rows in text
 REDUCTIONS = {"mean": "mean of p", "min": "smallest p", "fisher": "mean logarithm of p"}
@@ -53,8 +54,8 @@ class Contributions:
     means over the training rows of the same predicted class, if there are any.
     """
 
-    kept: Tensor
-    dropped: Tensor
+    kept: "Tensor"
+    dropped: "Tensor"
     bias: float
     factor: float
     usual: "Contributions | None" = None

@@ -8,17 +8,18 @@ is imported because a file says so.
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
 from oodles import __version__
-from oodles.calibration import Threshold
+from oodles.calibration import MOST_SCORES, Threshold
 from oodles.columns import is_finite
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, Described, check_fitted, class_key, extra_columns
@@ -37,6 +38,7 @@ from oodles.files import (
     read_key,
     read_record,
     read_saved,
+    read_tensors,
     remove_others,
     write_record,
     write_tensors,
@@ -45,6 +47,7 @@ from oodles.network.self_test import SelfTest
 
 KIND, SCHEMA, RECORD = "detector", 2, "detector.json"
 GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
+ID_SCORES = "id_scores"  # the one tensor of a guard that is not its detector's
 PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -97,7 +100,8 @@ def save_detector(detector: Detector, path: str | Path) -> None:
 
 def load_detector(path: str | Path) -> Detector:
     """Read a detector that :func:`save_detector` wrote; anything altered, newer or unexpected is refused."""
-    return _load(Path(path) / RECORD, None)[0]
+    detector, _, _ = _load(Path(path) / RECORD, None)
+    return detector
 
 
 def save_guard(
@@ -127,16 +131,16 @@ def save_guard(
         "preprocessing": preprocessing,
         "class_names": list(class_names),
         "multilabel": multilabel,
-        "threshold": asdict(threshold),
+        "threshold": threshold.as_record(),
         "self_test": self_test,
     }
-    _save(Path(folder) / GUARD_RECORD, detector, about, _GuardFields, read_key(key))
+    _save(Path(folder) / GUARD_RECORD, detector, about, _GuardFields, read_key(key), threshold)
 
 
 def load_guard(folder: Path, key: Key | None = None) -> tuple[Detector, Threshold, Record]:
     """The detector, the threshold and the rest of what :func:`save_guard` wrote; with a key only if signed with it."""
-    detector, record = _load(Path(folder) / GUARD_RECORD, read_key(key))
-    return detector, Threshold(**record["threshold"]), record
+    detector, record, scores = _load(Path(folder) / GUARD_RECORD, read_key(key))
+    return detector, Threshold(**record["threshold"], id_scores=scores), record
 
 
 def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -> None:
@@ -147,10 +151,27 @@ def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -
         record = _read(path, secret)
         if record["signature"] is not None and secret is None:
             raise FileError(f"{path} is signed; give its key, since a new threshold needs a new signature")
-        write_record(path, {**record, "threshold": asdict(threshold)}, secret)
+        tensors = read_tensors(folder, record["tensors"])
+        tensors.pop(ID_SCORES, None)
+        entry = write_tensors(folder, path.stem, tensors | _score_tensors(threshold))
+        write_record(path, {**record, "threshold": threshold.as_record(), "tensors": entry}, secret)
+        remove_others(folder, path.stem, entry["file"])
 
 
-def _save(path: Path, detector: Detector, about: Record, fields: type[Fields], key: bytes | None = None) -> None:
+def _score_tensors(threshold: Threshold | None) -> dict[str, Tensor]:
+    """The scores that a threshold keeps, as a guard's tensor file has them."""
+    scores = None if threshold is None else threshold.id_scores
+    return {} if scores is None else {ID_SCORES: torch.from_numpy(scores)}
+
+
+def _save(
+    path: Path,
+    detector: Detector,
+    about: Record,
+    fields: type[Fields],
+    key: bytes | None = None,
+    threshold: Threshold | None = None,
+) -> None:
     """Write the tensors, then the record that names them, then remove the tensors of earlier saves."""
     check_fitted(detector)
     arguments = _encode(detector)  # before the text, which cannot be made of arguments that are refused here
@@ -162,7 +183,7 @@ def _save(path: Path, detector: Detector, about: Record, fields: type[Fields], k
     except (FileError, ValueError) as error:
         raise ArgumentError(f"{detector} cannot be saved: {error}") from None
     with locked(path.parent, PATIENCE):
-        entry = write_tensors(path.parent, path.stem, detector.state_dict())
+        entry = write_tensors(path.parent, path.stem, detector.state_dict() | _score_tensors(threshold))
         write_record(path, {**about, **described, "tensors": entry}, key)
         remove_others(path.parent, path.stem, entry["file"])
 
@@ -173,9 +194,10 @@ def _read(path: Path, key: bytes | None) -> Record:
     return read_record(path, kind=GUARD_KIND, schema=GUARD_SCHEMA, fields=_GuardFields, key=key)
 
 
-def _load(path: Path, key: bytes | None) -> tuple[Detector, Record]:
-    """The detector that a record describes, with the tensors it names, and the record."""
+def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, npt.NDArray[Any] | None]:
+    """The detector that a record describes, with the tensors it names, the record, and a guard's ID scores."""
     record, state = read_saved(path.parent, lambda: _read(path, key))
+    scores = _id_scores(path, state.pop(ID_SCORES, None), record) if path.name == GUARD_RECORD else None
     try:
         detector = _decode(record["detector"])
     except FileError:
@@ -192,7 +214,19 @@ def _load(path: Path, key: bytes | None) -> tuple[Detector, Record]:
     except Exception as error:  # any tensor may be of any shape, and the class may be a user's
         described = " ".join(str(detector).split())  # an argument may be text of several lines
         raise FileError(f"{tensors} does not hold a fitted {described}: {_line(error)}") from None
-    return detector, record
+    return detector, record, scores
+
+
+def _id_scores(path: Path, scores: Tensor | None, record: Record) -> npt.NDArray[Any] | None:
+    """The scores of the calibration set, which must be as :func:`oodles.calibrate` keeps them."""
+    if scores is None:
+        return None
+    given = scores.numpy() if scores.dtype in (torch.float32, torch.float64) else np.empty(0)
+    if given.ndim != 1 or not 1 <= len(given) <= record["threshold"]["calibration_size"] or len(given) > MOST_SCORES:
+        raise FileError(f"{path} has no usable scores of its calibration set; write it again")
+    if not (np.isfinite(given).all() and (given[1:] >= given[:-1]).all()):
+        raise FileError(f"{path} has scores of its calibration set that are not finite or not sorted; write it again")
+    return given
 
 
 def _line(error: Exception) -> str:

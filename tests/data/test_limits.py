@@ -70,8 +70,8 @@ def test_large_images_are_decoded_in_turn(tmp_path, monkeypatch):
             now[0] -= 1
         return image
 
-    monkeypatch.setattr("oodles.data.loaders.PIXELS", Watched(9000))
-    monkeypatch.setattr("oodles.data.loaders.decode", decode)
+    monkeypatch.setattr("oodles.data.decoding.PIXELS", Watched(9000))
+    monkeypatch.setattr("oodles.data.decoding.decode", decode)
     list(ImageLoader(open_images(tmp_path), Transform(8, 8, CIFAR.mean, CIFAR.std), workers=6))
     assert sorted(taken) == [10_000] * 6 + [8 * 2400] * 6
     with pytest.raises(DataError, match=r"2 of 2 images cannot be read"):

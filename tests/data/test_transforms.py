@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from support.images import noise
 
+from oodles.data.loaders import normalise
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
 from oodles.errors import ArgumentError
 
@@ -39,7 +40,7 @@ def test_the_shorter_side_is_resized_and_the_aspect_ratio_kept():
 
 def test_images_are_normalised_per_channel():
     values = np.stack([np.full((3, 2, 2), level, dtype=np.uint8) for level in (0, 255, 51)])
-    normal = IMAGENET.normalise(torch.from_numpy(values))
+    normal = normalise(IMAGENET, torch.from_numpy(values))
     for channel, (mean, std) in enumerate(zip(IMAGENET.mean, IMAGENET.std, strict=True)):
         for row, level in enumerate((0.0, 1.0, 0.2)):
             torch.testing.assert_close(normal[row, channel], torch.full((2, 2), (level - mean) / std))

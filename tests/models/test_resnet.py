@@ -7,17 +7,19 @@ import pytest
 from torch import nn
 
 from oodles.bench import suite
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, MissingPackageError
 from oodles.models import build_model, resnet50
 
 
 def test_resnet50_without_torchvision_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
-    for build in (resnet50, lambda: build_model(suite("imagenet").model)):
-        with pytest.raises(ArgumentError, match="pip install torchvision") as caught:
-            build()
-        assert "\n" not in str(caught.value)
+    remedy = r"resnet50 needs torchvision, which is not installed; install it with: pip install 'oodles\[torchvision\]'"
+    with pytest.raises(MissingPackageError, match=f"^{remedy}$"):
+        resnet50()
+    with pytest.raises(ArgumentError, match=remedy) as caught:
+        build_model(suite("imagenet").model)
+    assert "\n" not in str(caught.value)
 
 
 def test_resnet50_is_built_by_torchvision_without_weights(monkeypatch):

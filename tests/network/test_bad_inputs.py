@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -147,13 +148,20 @@ def cannot_be_read():
     raise OSError("12.png cannot be read\nsecond line")
 
 
+def ends_slowly():
+    os.closerange(3, 256)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         (cannot_be_read, r"^the loader's dataset failed in a worker process: OSError: 12.png cannot be read$"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), r"^a worker process of the loader died \(.*\); use fewer"),
+        (ends_slowly, r"^a worker process of the loader died \(.*\); use fewer"),
     ],
-    ids=["raises", "killed"],
+    ids=["raises", "killed", "ends slowly"],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # also while the loader is deleted
 def test_a_worker_that_fails_is_one_line_and_the_store_continues(tmp_path, monkeypatch, how, message):
@@ -168,6 +176,7 @@ def test_a_worker_that_fails_is_one_line_and_the_store_continues(tmp_path, monke
         )
     assert "\n" not in str(caught.value)
     assert portrait(model) == before
+    time.sleep(0.4)  # a worker that ends only now is not reported again
     manifest = tmp_path / "s" / "manifest.json"
     shards = [entry["rows"] for entry in json.loads(manifest.read_text())["shards"]] if manifest.exists() else []
     assert shards in ([], [BATCH], [BATCH] * 2), "its death is noticed at any moment"

@@ -313,7 +313,7 @@ def test_logits_that_the_head_does_not_reproduce_are_refused(output):
     found = LocatedHead(Head(torch.eye(2)), (), "linear", "fc")
     embedding = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     with pytest.raises(HeadError, match="the head fc does not reproduce this batch's logits"):
-        found.logits(embedding, torch.tensor(output))
+        found.check(embedding, torch.tensor(output))
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])

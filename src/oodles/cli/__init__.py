@@ -34,6 +34,7 @@ from oodles.cli.select_p import select_p
 from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import ArgumentError, FitWarning, OodlesError
+from oodles.extras import needed_by
 
 __all__ = ["app", "main"]
 
@@ -89,11 +90,14 @@ class Interrupted(Exception):  # noqa: N818
     """Ctrl-C during a command; typer would end with a message of its own."""
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+def _interruptible(command: Callable[..., None], name: str = "") -> Callable[..., None]:
+    """The command with one line if it is interrupted or lacks a package; ``name`` if not that of its function."""
+    typed = name or command.__name__.replace("_", "-")
+
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
         try:
-            with _with_others(command.__name__):
+            with _with_others(command.__name__), needed_by(f"oodles {typed}"):
                 command(*arguments, **named)
         except KeyboardInterrupt:
             raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
@@ -128,8 +132,8 @@ def _with_others(command: str) -> Iterator[None]:
 for _command in COMMANDS:
     app.command()(_interruptible(_command))
 datasets = typer.Typer(no_args_is_help=True, help="Get the paper's datasets from their original sites.")
-datasets.command()(_interruptible(fetch))
-datasets.command("list")(_interruptible(list_datasets))
+datasets.command()(_interruptible(fetch, "data fetch"))
+datasets.command("list")(_interruptible(list_datasets, "data list"))
 app.add_typer(datasets, name="data")
 
 

@@ -119,7 +119,7 @@ class SavedScorer:
     def _scored(self, label: "Tensor", probability: "Tensor", score: "Tensor", is_id: "Tensor") -> Scored:
         numbers, values = label.cpu().numpy(), score.detach().cpu().numpy()
         chances = probability.detach().float().cpu().numpy()
-        return Scored(numbers, chances, values, p_values_of(self.threshold, values), is_id.cpu().numpy())
+        return Scored(numbers, chances, values, self.threshold.p_values(values), is_id.cpu().numpy())
 
 
 class ExportedScorer:
@@ -164,8 +164,3 @@ class ExportedScorer:
     def score_features(self, features: "Features") -> Scored:
         """Never called, see :meth:`prepare`."""
         raise NotImplementedError
-
-
-def p_values_of(threshold: "Threshold", scores: Floats) -> Floats:
-    """The p-value of each score; NaN, since thresholds do not keep the scores that they were calibrated on."""
-    return np.full(len(scores), np.nan)

@@ -182,7 +182,7 @@ def loader_failure(error: Exception) -> DataError:
         reason = next((line for line in reversed(lines) if re.match(rf"[\w.]*\b{name}\b", line)), lines[-1])
         return DataError(f"the loader's dataset failed in a worker process: {reason}")
     what = "a worker process of the loader died"
-    if not is_dead_worker(error) and not isinstance(error, ConnectionError | EOFError):
+    if not is_dead_worker(error):
         what = "the loader failed"
     return DataError(
         f"{what} ({lines[0].strip() or name}); use fewer workers or smaller batches if memory is short, or "
@@ -191,8 +191,12 @@ def loader_failure(error: Exception) -> DataError:
 
 
 def is_dead_worker(error: Exception) -> bool:
-    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment.
+
+    If it notices first that nothing comes from the worker any more, it is an error of the connection.
+    """
+    lost = isinstance(error, ConnectionError | EOFError)
+    return lost or (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"))
 
 
 class _Takes:

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
-from torch import Tensor
 
 from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class Transform:
         if image.mode != "RGB":
             image = image.convert("RGB")
         target = self._resized(*image.size)
-        if target != image.size:
-            image = image.resize(target, Image.Resampling.BILINEAR)
+        # columns before rows: left to itself, Pillow chooses the order by its version and the size, and they round apart
+        for size in ((target[0], image.height), target):
+            if size != image.size:
+                image = image.resize(size, Image.Resampling.BILINEAR)
         width, height = image.size
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         pixels = np.asarray(image.crop((left, top, left + self.size, top + self.size)))
@@ -54,10 +57,11 @@ class Transform:
             raise DataError(f"{width} x {height} pixels would become {resized}, more than {MAX_PIXELS:,}")
         return target
 
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels ``(n, 3, h, w)`` as the floats that the network expects."""
-        mean, std = (torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (self.mean, self.std))
-        return (pixels.float() / 255 - mean) / std
+    def normalise(self, pixels: "Tensor") -> "Tensor":
+        """What :func:`oodles.data.loaders.normalise` makes of the pixels; PyTorch is imported only here."""
+        from oodles.data.loaders import normalise
+
+        return normalise(self, pixels)
 
     def as_record(self) -> dict[str, Any]:
         """The settings as plain values, for JSON."""

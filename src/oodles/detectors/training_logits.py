@@ -167,7 +167,8 @@ class OpenMax(_OnLabelledLogits):
 
     def _improbable(self, logits: Tensor, places: Tensor) -> Tensor:
         """The probability that the distance from each of the top classes is extreme, ``(n, top)``."""
-        if logits.shape[1] <= FEW * places.shape[1]:
+        # ONNX has no cdist
+        if logits.shape[1] <= FEW * places.shape[1] and not torch.compiler.is_exporting():
             distance = torch.cdist(logits, self.centres_, compute_mode="donot_use_mm_for_euclid_dist")
             return _extreme(distance, self.place_, self.width_).gather(1, places)
         # one class at a time to keep memory small

@@ -25,6 +25,7 @@ from oodles.detectors.network_detector import layers_of
 from oodles.detectors.parse import as_detector
 from oodles.distributed.ray_workers import Extractor, Scorer, are_features, check_path, describe, merge, observe
 from oodles.errors import ArgumentError, DataError, FitWarning
+from oodles.extras import needed_by
 from oodles.guard import Guard
 from oodles.network.forward import HeadName
 
@@ -173,8 +174,6 @@ def score(
 
 def import_ray() -> Any:
     """Ray, with Ray Data."""
-    try:
+    with needed_by("oodles.distributed.ray"):
         import ray.data
-    except ImportError:
-        raise ArgumentError("this needs Ray Data, which is not installed; pip install 'oodles[ray]'") from None
     return ray

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from oodles.classifier import Classifier
 from oodles.columns import LAYER, Columns, rows_not_finite
 from oodles.data.inputs import Inputs
-from oodles.data.loaders import ImageLoader
+from oodles.data.loaders import ImageLoader, normalise
 from oodles.data.readers import ImageSet, open_bytes, open_image
 from oodles.data.transforms import Transform
 from oodles.detectors import Detector
@@ -65,7 +65,7 @@ class Images:
             for pixels, _ in self._loader.pixels():
                 rows = list(map(int, self._loader.names[seen:]))
                 seen += len(rows)
-                images = self._loader.transform.normalise(pixels.to(device))
+                images = normalise(self._loader.transform, pixels.to(device))
                 yield rows, images.contiguous(memory_format=torch.channels_last)
         for name, problem in self._loader.skipped:
             self.errors[int(name)] = problem

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from torch import nn
 
-from oodles.errors import ArgumentError
+from oodles.extras import needed_by
 
 
 def resnet50(num_classes: int = 1000) -> nn.Module:
@@ -13,9 +13,7 @@ def resnet50(num_classes: int = 1000) -> nn.Module:
     The paper used torchvision's ``IMAGENET1K_V1`` weights (the file ``resnet50-0676ba61.pth``); load them with
     :func:`oodles.models.load_checkpoint`.
     """
-    try:
+    with needed_by("resnet50"):
         models = import_module("torchvision.models")
-    except ImportError as error:
-        raise ArgumentError(f"resnet50 needs torchvision ({error}); pip install torchvision") from None
     model: nn.Module = models.resnet50(weights=None, num_classes=num_classes)
     return model

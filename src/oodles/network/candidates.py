@@ -72,16 +72,15 @@ class LocatedHead:
 
     def logits(self, embedding: Tensor, output: Tensor) -> Tensor:
         """The logits: the model's own output, or what came before its softmax."""
-        logits = self.head(embedding)
-        predicted = (logits if self.finish is None else self.finish(logits)).detach()
-        self._check(predicted, output.detach())
-        return output.to(logits.dtype) if self.finish is None else logits
+        return output.to(embedding.dtype) if self.finish is None else self.head(embedding)
 
-    def _check(self, predicted: Tensor, output: Tensor) -> None:
-        """Raise if the head does not reproduce the logits, except in rows that are not finite.
+    def check(self, embedding: Tensor, output: Tensor) -> None:
+        """Raise if the head does not reproduce the model's output, except in rows that are not finite.
 
         Those are handled elsewhere: Features refuses them, Guard never calls them ID.
         """
+        logits, output = self.head(embedding.detach()), output.detach()
+        predicted = logits if self.finish is None else self.finish(logits)
         if torch.equal(predicted, output):
             return  # as for a plain linear layer, at every call of a guard
         allowed, same_shape = TOLERANCE.get(output.dtype, STRICT), predicted.shape == output.shape

@@ -1,5 +1,6 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -176,7 +177,14 @@ def _warning_of_bad(features: Features) -> Features:
 def _naming_dead_workers() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
-        if is_dead_worker(error):
-            raise loader_failure(error) from error
-        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if not is_dead_worker(cause):
+            raise
+        # their variables keep the loader's iterator alive, and while it lives torch reports the end of its workers,
+        # at any moment
+        for each in (cause, error):
+            traceback.clear_frames(each.__traceback__)
+        if error is not cause:
+            raise
+        raise loader_failure(error) from error

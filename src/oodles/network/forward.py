@@ -1,7 +1,7 @@
 """``ForwardPass``: one pass of a network over its inputs gives columns: embedding, logits and inner layers."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -113,18 +113,29 @@ class ForwardPass:
             raise
         except Exception as error:  # whatever the network's own code raises
             raise rejected(self.network, inputs, error) from error
-        output = logits_of(raw, None if self.located is None else self.located.item)
-        if len(output) != len(inputs):
-            raise HeadError(f"{type(self.network).__name__} gave {len(output)} rows for {len(inputs)} inputs")
-        columns = {"logits": output}
-        if self.located is None and not self._seen_output:
+        seen = self._columns(raw, entering, kept)
+        if len(seen.output) != len(inputs):
+            raise HeadError(f"{type(self.network).__name__} gave {len(seen.output)} rows for {len(inputs)} inputs")
+        if self.located is not None:
+            self.located.check(seen.columns["embedding"], seen.output)
+        elif not self._seen_output:
             self._seen_output = True
-            _warn_of_probabilities(self.network, output)
+            _warn_of_probabilities(self.network, seen.output)
+        if seen.output.shape[1] == 1:
+            self._check_single_logit(seen.output)
+        return seen
+
+    def trace(self, inputs: Inputs) -> Pass:
+        """A pass for ``torch.export``, which cannot look at numbers: one whose numbers :meth:`run` has checked."""
+        return self._columns(*self.find_head(inputs)(inputs))
+
+    def _columns(self, raw: object, entering: Sequence[Tensor], kept: Mapping[str, Tensor]) -> Pass:
+        output = logits_of(raw, None if self.located is None else self.located.item)
+        columns = {"logits": output}
         if self.located is not None:
             embedding = self.located.embedding(entering, output)
             columns = {"embedding": embedding, "logits": self.located.logits(embedding, output)}
         if output.shape[1] == 1:
-            self._check_single_logit(columns["logits"])
             columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in kept.items()})
 

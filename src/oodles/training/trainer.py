@@ -18,22 +18,11 @@ from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import (
-    Fields,
-    Record,
-    TensorFile,
-    locked,
-    read_record,
-    read_tensors,
-    remove_others,
-    serialise,
-    write_bytes,
-    write_record,
-    write_tensors,
-)
+from oodles.files import Fields, Record, TensorFile, locked, read_record, remove_others, write_bytes, write_record
 from oodles.models.deconf import Cosine
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
+from oodles.tensor_files import read_tensors, serialise, write_tensors
 from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1

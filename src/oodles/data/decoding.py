@@ -1,0 +1,128 @@
+"""Image sets as batches of pixels, decoded by threads ahead of whoever uses them. Nothing here needs PyTorch."""
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from oodles.data.image_sets import ImageSet, decode
+from oodles.data.limits import PIXELS
+from oodles.data.transforms import Transform
+from oodles.errors import ArgumentError, DataError
+
+BATCH_SIZE = 256
+WORKERS = min(16, max(2, os.cpu_count() or 2))
+
+
+class DecodedBatch(NamedTuple):
+    """The places of some images in their set, and their pixels as uint8 ``(n, 3, size, size)``."""
+
+    rows: list[int]
+    pixels: npt.NDArray[np.uint8]
+
+
+class ImageDecoder:
+    """Decodes, resizes and crops the images of a set, batch by batch, in threads ahead of the consumer.
+
+    If images cannot be read, the iteration ends with an error that counts them all; with ``skip_bad`` they are skipped.
+    Either way ``skipped`` lists their names, each with the problem. ``names`` lists the images yielded so far.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Transform,
+        *,
+        skip_bad: bool = False,
+        batch_size: int = BATCH_SIZE,
+        workers: int = WORKERS,
+    ) -> None:
+        if batch_size < 1 or workers < 1:
+            raise ArgumentError(f"batch_size={batch_size} and workers={workers} must both be at least 1")
+        self.images = images
+        self.transform = transform
+        self.skip_bad = skip_bad
+        self.batch_size = batch_size
+        self.workers = workers
+        self.skipped: list[tuple[str, str]] = []
+        self.names: list[str] = []
+
+    @property
+    def bad(self) -> list[str]:
+        """The unreadable images, each as ``name: problem``."""
+        return [f"{name}: {problem}" for name, problem in self.skipped]
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
+
+    def decoded(self, numbers: Sequence[int] | None = None) -> Iterator[DecodedBatch]:
+        """All batches, or those of the given numbers; no other image is read."""
+        self.skipped, self.names = [], []
+        with ThreadPoolExecutor(self.workers) as pool:
+            ahead: deque[list[Future[_Decoded]]] = deque()
+            total, size = len(self.images), self.batch_size
+            starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
+            spans = iter([range(start, min(start + size, total)) for start in starts])
+            try:
+                for span in itertools.islice(spans, 2):
+                    ahead.append([pool.submit(self._decode, row) for row in span])
+                while ahead:
+                    decoded = [future.result() for future in ahead.popleft()]
+                    for span in itertools.islice(spans, 1):
+                        ahead.append([pool.submit(self._decode, row) for row in span])
+                    self.skipped += [item.problem for item in decoded if item.problem]
+                    if self.skipped and not self.skip_bad:
+                        # keep only the problems: the pixels of a large set would not fit in memory
+                        self.skipped += [pair for part in ahead for future in part if (pair := future.result().problem)]
+                        rest = pool.map(lambda row: self._decode(row).problem, itertools.chain.from_iterable(spans))
+                        self.skipped += [pair for pair in rest if pair]
+                        raise DataError(self.problem_summary())
+                    good = [(item.row, item.pixels) for item in decoded if item.pixels is not None]
+                    if good:
+                        self.names += [self.images.names[row] for row, _ in good]
+                        yield DecodedBatch([row for row, _ in good], np.stack([pixels for _, pixels in good]))
+            finally:
+                for part in ahead:
+                    for future in part:
+                        future.cancel()
+        if not self.names and starts:
+            raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read ({self._problems()})")
+
+    def problem_summary(self) -> str:
+        """One line that counts the unreadable images and names the first three."""
+        count = f"{len(self.skipped)} of {len(self.images)} images cannot be read"
+        return f"{self.images.name}: {count} ({self._problems()})"
+
+    def _problems(self) -> str:
+        return "; ".join(self.bad[:3]) + ("; ..." if len(self.skipped) > 3 else "")
+
+    def _decode(self, row: int) -> "_Decoded":
+        try:
+            with self.images.open(row) as image, PIXELS.take(self.transform.pixels(*image.size)):
+                pixels = self.transform(decode(image))
+                image.close()  # gives its memory back before others may take it
+                return _Decoded(row, pixels, None)
+        except Exception as error:  # one corrupt image must not stop the others
+            problem = " ".join(str(error).split()) or type(error).__name__
+            return _Decoded(row, None, (self.images.names[row], problem))
+
+
+class PixelBatches(ImageDecoder):
+    """Batches of names and uint8 pixels ``(n, 3, size, size)`` as NumPy arrays, for use without PyTorch."""
+
+    def __iter__(self) -> Iterator[tuple[list[str], npt.NDArray[np.uint8]]]:
+        for rows, pixels in self.decoded():
+            yield [self.images.names[row] for row in rows], pixels
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    row: int
+    pixels: npt.NDArray[np.uint8] | None
+    problem: tuple[str, str] | None

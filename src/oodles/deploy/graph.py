@@ -1,0 +1,184 @@
+"""A guard as one ONNX graph: preprocessing, network, detector and threshold."""
+
+import copy
+import io
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import compose, numpy_helper
+from torch import Tensor, nn
+
+from oodles.calibration import Threshold
+from oodles.data.inputs import Inputs
+from oodles.data.transforms import Transform
+from oodles.deploy.preprocessing import IMAGES, PIXELS, preprocessing_graph
+from oodles.detectors import Detector
+from oodles.detectors.base import INPUTS, extra_columns
+from oodles.detectors.network_detector import steps_of
+from oodles.errors import ArgumentError
+from oodles.network.forward import ForwardPass
+
+OPSET, IR_VERSION = 20, 10
+OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
+THRESHOLD = "threshold"
+PREFIX = "preprocessing/"
+MOST_BYTES = (1 << 31) - (1 << 20)  # of a Protocol Buffers message
+
+
+class GuardGraph(nn.Module):
+    """What a guard computes for one batch, without the checks that look at numbers."""
+
+    def __init__(
+        self, forward: ForwardPass, detector: Detector, threshold: Threshold, names: Sequence[str], multilabel: bool
+    ) -> None:
+        super().__init__()
+        self.network = forward.network
+        self.detector = detector
+        self._forward = forward
+        self._names = tuple(names)
+        self._multilabel = multilabel
+        self._columns = (*INPUTS, *extra_columns(detector))
+        self.like = next((each for each in detector.buffers() if each.is_floating_point()), torch.empty(0))
+        scores = None if threshold.id_scores is None else torch.from_numpy(threshold.id_scores.copy())
+        self.register_buffer("id_scores", scores)
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """The outputs by their names in ``OUTPUTS``; the last of ``values`` is the threshold, the others are inputs."""
+        *given, threshold = values
+        inputs = Inputs(tuple(given)) if not self._names else Inputs((), dict(zip(self._names, given, strict=True)))
+        output, columns = self._forward.trace(inputs)
+        like = self.like.to(torch.float64 if self.like.dtype == torch.float64 else torch.float32)
+        used = [
+            columns[name].to(like) if name in columns else output.new_empty(output.shape[0], 0).to(like)
+            for name in self._columns
+        ]
+        score = self.detector(*used)
+        # NaN for a row with a value that is not finite: zero times such a value is NaN
+        score = score + sum((column * 0).sum(dim=1) for column in (*used, score[:, None]))
+        logits = columns["logits"].float()
+        largest, label = logits.max(dim=1)
+        probability = torch.sigmoid(largest) if self._multilabel else torch.softmax(logits, dim=1).amax(dim=1)
+        is_id = (score >= threshold) & (score < math.inf)
+        return output, label, probability, score, self._p_values(score), is_id
+
+    def _p_values(self, score: Tensor) -> Tensor:
+        known = self.id_scores
+        if not isinstance(known, Tensor):
+            return torch.full_like(score, math.nan, dtype=torch.float32)
+        at_most = (known <= score[:, None]).float().sum(dim=1)
+        return (1 + torch.where(score < math.inf, at_most, 0)) / (len(known) + 1)
+
+
+def refuse_steps(detector: Detector) -> None:
+    """Raise if the detector needs gradients of the network, which ONNX does not have."""
+    steps = steps_of([detector])
+    if steps:
+        raise ArgumentError(
+            f"{detector.spec} moves its inputs along a gradient of the network ({steps[0].name}), which cannot be "
+            "exported to ONNX; use a detector without input steps"
+        )
+
+
+def build(
+    forward: ForwardPass,
+    inputs: Inputs,
+    detector: Detector,
+    threshold: Threshold,
+    *,
+    transform: Transform | None,
+    multilabel: bool,
+) -> onnx.ModelProto:
+    """The guard as an ONNX model; ``inputs`` are two rows that the network takes.
+
+    With ``transform`` its input is ``pixels``, uint8 ``(n, height, width, 3)``; otherwise the network's own inputs.
+    ``threshold`` is an input with a default.
+    """
+    refuse_steps(detector)
+    names, values = tensor_inputs(inputs)
+    module = GuardGraph(forward, copy.deepcopy(detector), threshold, inputs.kwargs, multilabel).eval()
+    limit = torch.tensor(threshold.value, dtype=torch.float64 if module.like.dtype == torch.float64 else torch.float32)
+    model = _convert(module, (*values, limit), [*names, THRESHOLD])
+    if transform is not None:
+        before = preprocessing_graph(transform, OPSET, IR_VERSION)
+        before = compose.add_prefix(before, PREFIX, rename_inputs=False)
+        model = compose.merge_models(before, model, io_map=[(PREFIX + IMAGES, names[0])])
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "oodles", ""
+    # an input with an initialiser of the same name has a default
+    model.graph.initializer.append(numpy_helper.from_array(limit.numpy(), THRESHOLD))
+    if model.ByteSize() > MOST_BYTES:
+        raise ArgumentError(f"the model takes {model.ByteSize() / 1e9:.1f} GB as ONNX; at most 2 GB can be exported")
+    onnx.checker.check_model(model)
+    return model
+
+
+def tensor_inputs(inputs: Inputs) -> tuple[list[str], list[Tensor]]:
+    """The names and tensors of a network's inputs as an exported graph has them."""
+    given = inputs.named
+    odd = next((name for name, value in given.items() if not isinstance(value, Tensor) or value.ndim == 0), None)
+    if odd is not None:
+        raise ArgumentError(
+            f"the model's {odd} is a {type(given[odd]).__name__}; only tensors with rows can be exported"
+        )
+    return [PIXELS if name == PIXELS else name.replace(" ", "_") for name in given], list(given.values())
+
+
+def _convert(module: nn.Module, values: tuple[Tensor, ...], names: list[str]) -> onnx.ModelProto:
+    """torch's own conversion, with a number of rows that is left open, and of tokens too if there are any."""
+    rows = torch.export.Dim.DYNAMIC
+    shapes: list[Any] = [
+        {0: rows}
+        if value.is_floating_point()
+        else {axis: rows if axis == 0 else torch.export.Dim.AUTO for axis in range(value.ndim)}
+        for value in values[:-1]
+    ]
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                values,
+                dynamo=True,
+                input_names=names,
+                output_names=list(OUTPUTS),
+                dynamic_shapes=((*shapes, None),),
+                opset_version=OPSET,
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:  # of several libraries
+        raise ArgumentError(f"the guard cannot be converted to ONNX: {_reason(error)}") from error
+    assert program is not None
+    return program.model_proto
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line.strip():.200}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's progress, warnings and logs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def numbers(value: Any) -> np.ndarray[Any, Any]:
+    """A tensor as onnxruntime takes it."""
+    return np.ascontiguousarray(value.detach().cpu().numpy())

@@ -1,0 +1,182 @@
+"""What works without torch, both where importing it fails and in an environment that was installed without it."""
+
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from support.images import write_image
+from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
+
+from oodles import cli
+
+MODULES = (
+    *("oodles", "oodles.calls", "oodles.differences", "oodles.errors", "oodles.extras", "oodles.files"),
+    *("oodles.findings", "oodles.plots", "oodles.data.decoding", "oodles.data.downloads", "oodles.data.folders"),
+    *("oodles.data.image_lists", "oodles.data.image_sets", "oodles.data.limits", "oodles.data.matlab"),
+    *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
+    *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
+)
+REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The interpreter of an environment without torch, which the processes of pytest share; the last one removes it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    shared = tmp_path_factory.getbasetemp().parent if worker else tmp_path_factory.getbasetemp()
+    folder, lock = shared / "without-torch", FileLock(shared / "without-torch.lock")
+    known, user = folder / "python.txt", folder / f"used-by-{worker}"
+    with lock:
+        folder.mkdir(exist_ok=True)
+        if not known.exists():
+            known.write_text(str(install_without_torch(folder)))
+        user.touch()
+    yield Path(known.read_text())
+    with lock:
+        user.unlink()
+        if not list(folder.glob("used-by-*")):
+            shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["refused", "not installed"])
+def run(request, tmp_path):
+    """Run a script where torch cannot be imported; the folder is a new one."""
+    if request.param == "refused":
+        return without_torch(Path(sys.executable), prelude=BLOCKER, folder=tmp_path)
+    return without_torch(request.getfixturevalue("installed"), folder=tmp_path)
+
+
+def succeeded(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_torch_is_really_missing(run):
+    script = "try:\n    import torch\nexcept ModuleNotFoundError as error:\n    print(error.name)\n"
+    assert succeeded(run(script)) == "torch\n"
+
+
+def test_modules_that_need_no_torch_are_imported(run):
+    succeeded(run("import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n", *MODULES))
+
+
+def test_modules_that_need_no_torch_do_not_import_it(tmp_path):
+    script = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+    script += "    assert 'torch' not in sys.modules, name\n"
+    assert importlib.util.find_spec("torch"), "it could be imported"
+    succeeded(without_torch(Path(sys.executable), folder=tmp_path)(script, *MODULES))
+
+
+def test_help_and_version(run):
+    assert "Start with oodles demo" in succeeded(run(COMMAND, "--help"))
+    assert succeeded(run(COMMAND, "--version")).strip() == importlib.import_module("oodles").__version__
+    script = """
+from typer.main import get_command
+from typer.testing import CliRunner
+from oodles.cli import app
+names = list(get_command(app).commands)
+for name in names:
+    done = CliRunner().invoke(app, [name, "--help"])
+    assert done.exit_code == 0 and f"{name} [OPTIONS]" in done.output, done.output
+print(len(names))
+"""
+    assert int(succeeded(run(script))) > len(cli.COMMANDS)
+
+
+def test_a_folder_of_images_is_decoded(run, tmp_path):
+    for number in range(5):
+        write_image(tmp_path / "photos" / f"{number}.png", size=(40, 30), seed=number)
+    (tmp_path / "photos" / "broken.png").write_text("no image")
+    script = """
+import json, sys
+from oodles.data.decoding import PixelBatches
+from oodles.data.readers import open_images
+from oodles.data.transforms import CIFAR
+batches = PixelBatches(open_images("photos"), CIFAR, batch_size=4, workers=2, skip_bad=True)
+found = [(names, pixels.shape, str(pixels.dtype)) for names, pixels in batches]
+print(json.dumps({"found": found, "bad": batches.bad, "torch": "torch" in sys.modules}))
+"""
+    answer = json.loads(succeeded(run(script)))
+    assert answer["found"] == [
+        [["0.png", "1.png", "2.png", "3.png"], [4, 3, 32, 32], "uint8"],
+        [["4.png"], [1, 3, 32, 32], "uint8"],
+    ]
+    assert [line.partition(":")[0] for line in answer["bad"]] == ["broken.png"]
+    assert answer["torch"] is False
+
+
+def test_records_are_written_and_read(run):
+    script = """
+from pathlib import Path
+from oodles.files import read_record, write_record
+write_record(Path("r.json"), {"kind": "thing", "schema": 1, "value": 0.5}, key=bytes(32))
+print(read_record(Path("r.json"), kind="thing", schema=1, key=bytes(32))["value"])
+"""
+    assert succeeded(run(script)) == "0.5\n"
+
+
+@pytest.mark.parametrize("name", ["extract", "DICE", "Verdict", "detectors", "benchmark"])
+def test_a_public_name_that_needs_torch_says_what_to_install(run, name):
+    script = """
+import sys
+import oodles as ood
+name = sys.argv[1]
+for attempt in (lambda: getattr(ood, name), lambda: exec(f"from oodles import {name}")):
+    try:
+        attempt()
+    except ImportError as error:
+        assert isinstance(error, ood.MissingPackageError) and isinstance(error, ood.OodlesError), type(error)
+        assert error.name == "torch"
+        print(error)
+"""
+    assert succeeded(run(script, name)).splitlines() == [f"oodles.{name} {REMEDY}"] * 2
+
+
+def test_guards_are_those_that_were_exported(run):
+    # a class of ours in the place of the real one: which class it is has to be seen, not what it does
+    script = """
+import sys
+from types import ModuleType
+for name in ("oodles.deploy", "oodles.deploy.exported"):
+    sys.modules[name] = ModuleType(name)
+class ExportedGuard: ...
+sys.modules["oodles.deploy.exported"].ExportedGuard = ExportedGuard
+import oodles as ood
+from oodles import Guard
+assert ood.Guard is Guard is ExportedGuard
+"""
+    succeeded(run(script))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("fit", "features", "--out", "guard"), "fit"),
+        (("select-p", "photos", "--held-out", "photos", "--model", "nets:net"), "select-p"),
+        (("detectors",), "detectors"),
+        (("demo",), "demo"),
+    ],
+)
+def test_a_command_that_needs_torch_ends_with_one_line(run, tmp_path, arguments, command):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "manifest.json").write_text("{}")
+    write_image(tmp_path / "photos" / "a.png")
+    done = run(COMMAND, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error oodles {command} {REMEDY}\n"
+
+
+def test_mistakes_are_reported_before_missing_packages(run):
+    done = run(COMMAND, "fit", "nowhere", "--out", "guard")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error nowhere does not exist; give a folder with features")
+
+
+def test_datasets_are_listed(run):
+    assert "cifar10" in succeeded(run(COMMAND, "data", "list"))
