@@ -1,6 +1,5 @@
 """Images decoded by threads ahead of whoever scores them, in order; one that cannot be read stops nothing."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from oodles.data.transforms import Transform
 
-WORKERS = min(16, max(2, os.cpu_count() or 2))
 AHEAD = 2  # batches that are decoded while one is scored
 
 Opener = Callable[[], AbstractContextManager["Image.Image"]]
@@ -37,11 +35,13 @@ class DecodedBatch(NamedTuple):
 
 
 def decode_ahead(
-    batches: Iterable[Batch], transform: "Transform | None", workers: int = WORKERS
+    batches: Iterable[Batch], transform: "Transform | None", workers: int | None = None
 ) -> Iterator[DecodedBatch | FeatureBatch]:
     """The batches with their images decoded; ``transform`` may be None if there are only features."""
+    from oodles.data.decoding import WORKERS
+
     ahead: deque[tuple[Batch, list[Future[Decoded]]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers or WORKERS) as pool:
         try:
             for batch in batches:
                 openers = [] if isinstance(batch, FeatureBatch) else batch.openers

@@ -11,7 +11,6 @@ from typer import Argument, Option
 from oodles.cli import common
 from oodles.cli.checks import MOST_WORKERS, ImageOptions, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
-from oodles.cli.decoding import WORKERS
 from oodles.cli.guards import is_exported, load_saved, split_paths
 from oodles.cli.inputs import Batch, InputSequence
 from oodles.cli.outputs import Output
@@ -139,7 +138,7 @@ def score(
         scorer = _open_exported(guard, threads, options, model, checkpoint, device, key)
     else:
         scorer = _load_saved(guard, threads, options, model, checkpoint, device, key)
-    counts = _run(scorer, sequence, output, batch_size, workers or WORKERS)
+    counts = _run(scorer, sequence, output, batch_size, workers)
     _report(counts, scorer, output)
     if limit is not None and counts.ood_rate > limit:
         notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {limit:g}")
@@ -194,7 +193,7 @@ def _load_saved(
     return SavedScorer(load_saved(guard, key), options, model, checkpoint, device)
 
 
-def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int) -> "Counts":
+def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int | None) -> "Counts":
     """Score all inputs; returns how many were accepted."""
     from oodles.cli.scoring import Counts, progress, score_batches
     from oodles.results.jobs import Job

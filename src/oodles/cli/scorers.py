@@ -158,9 +158,22 @@ class ExportedScorer:
 
     def score_images(self, pixels: npt.NDArray[np.uint8]) -> Scored:
         """Run the exported network."""
-        verdict = self._guard(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
+        verdict = self._guard(_uncropped(pixels, self.preprocessing()))
         return Scored(verdict.label, verdict.probability, verdict.score, verdict.p_value, verdict.is_id)
 
     def score_features(self, features: "Features") -> Scored:
         """Never called, see :meth:`prepare`."""
         raise NotImplementedError
+
+
+def _uncropped(pixels: npt.NDArray[np.uint8], transform: "Transform") -> npt.NDArray[np.uint8]:
+    """Pixels ``(n, 3, size, size)`` as ``(n, resize, resize, 3)`` with a margin around them.
+
+    An exported guard resizes and crops by itself, so that it takes images of any size, but all of one size. Of these it
+    resizes none and cuts off exactly the margin.
+    """
+    size, side = transform.size, transform.resize
+    start = round((side - size) / 2)
+    whole = np.zeros((len(pixels), side, side, 3), np.uint8)
+    whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
+    return whole

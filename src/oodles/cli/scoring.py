@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oodles.cli.common import notices
-from oodles.cli.decoding import WORKERS, DecodedBatch, decode_ahead
+from oodles.cli.decoding import DecodedBatch, decode_ahead
 from oodles.cli.inputs import Batch, FeatureBatch
 from oodles.cli.scorers import Scored, Scorer
 from oodles.results.rows import Row
@@ -47,7 +47,7 @@ class Counts:
 
 
 def score_batches(
-    scorer: Scorer, batches: Iterator[Batch], transform: "Transform | None", workers: int = WORKERS
+    scorer: Scorer, batches: Iterator[Batch], transform: "Transform | None", workers: int | None = None
 ) -> Iterator[list[Row]]:
     """The rows of each batch, in order; images are decoded while others are scored."""
     for batch in decode_ahead(batches, transform, workers):
