@@ -284,7 +284,9 @@ def test_a_job_of_bad_files_alone_goes_on(fitted, workspace, oodles_run, tmp_pat
 
 def test_nothing_to_score_is_an_error(fitted, workspace, refused):
     assert "empty holds no images" in refused("score", fitted / "guard", "empty", *NETWORK)
-    assert "test/*.gif matches no file" in refused("score", fitted / "guard", "test/*.gif", *NETWORK)
+    assert "test/*.gif does not exist, and as a pattern it matches no file" in refused(
+        "score", fitted / "guard", "test/*.gif", *NETWORK
+    )
 
 
 def test_a_check_sets_the_exit_code(fitted, workspace, oodles_run, tmp_path):

@@ -102,7 +102,7 @@ def _open(path: Path) -> "list[ImageSet | Path]":
         matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
         sources = [source for match in matches for source in _matched(match)]
         if not sources:
-            raise DataError(f"{path} matches no file; check the pattern")
+            raise DataError(f"{path} does not exist, and as a pattern it matches no file")
         return sources
     return [_open_images(path) if path.is_dir() or not path.is_file() else open_or_error(path)]
 

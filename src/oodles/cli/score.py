@@ -1,5 +1,6 @@
 """``oodles score``."""
 
+import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 3  # the exit code
 MAX_OOD_RATE = 0.1
+# torch's threads would spin while they wait for each other, and take the cores from the threads that decode
+SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def score(
@@ -132,6 +135,8 @@ def score(
         cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
         score_with_ray(cluster, guard, inputs, out, options, key, model, checkpoint, device)
         return
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)  # read when torch is imported
     output.check_file()
     sequence = InputSequence(inputs)
     if guard is not None and is_exported(guard):
