@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from oodles.calibration import calibrate
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.detectors import Energy
+from oodles.features import Features
 from oodles.files import write_bytes
 from oodles.guard import Guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
@@ -46,10 +48,7 @@ def main() -> None:
     preprocessing = CIFAR.as_record()
     test = extract(model, ImageLoader(images, CIFAR))
     accuracy = float((test.logits.argmax(dim=1) == test.labels).double().mean())
-    even = torch.arange(0, len(test), 2)
-    detector = Energy()
-    threshold = calibrate(detector.score(test[even]), 0.95)
-    Guard(model, detector, threshold, preprocessing=preprocessing, classes=images.classes).save(folder / GUARD)
+    ship_guard(model, test)
     record = json.loads((arguments.run / RECORD).read_text())
     last = record["metrics"][-1]
     card = {
@@ -71,6 +70,14 @@ def main() -> None:
     }
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
     print(f"{accuracy:.2%} on {len(test):,} images, {(folder / WEIGHTS).stat().st_size / 1e6:.2f} MB in {folder}")
+
+
+def ship_guard(model: nn.Module, test: Features) -> None:
+    """Write the guard, whose threshold is set on every second test image."""
+    detector = Energy()
+    threshold = calibrate(detector.score(test[torch.arange(0, len(test), 2)]), 0.95)
+    about = {"preprocessing": CIFAR.as_record(), "classes": test.class_names}
+    Guard(model, detector, threshold, **about).save(shipped_folder(NAME) / GUARD)
 
 
 if __name__ == "__main__":

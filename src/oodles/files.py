@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,13 +153,18 @@ def sha256(path: Path) -> str:
 
 def write_record(path: Path, record: Mapping[str, Any], key: bytes | None = None) -> None:
     """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``; with a key also signed."""
+    write_bytes(path, record_bytes(record, path, key))
+
+
+def record_bytes(record: Mapping[str, Any], source: object, key: bytes | None = None) -> bytes:
+    """What :func:`write_record` writes to ``source``."""
     body = {name: value for name, value in record.items() if name != "signature"}
     if key is not None:
         body["signature"] = _signature(body, key)
-    content = (json.dumps({**body, "seal": _checksum(body)}, indent=1) + "\n").encode()
+    content = (json.dumps({**body, "seal": checksum(body)}, indent=1) + "\n").encode()
     if len(content) > MOST_BYTES or not _is_shallow(body, MOST_DEPTH):
-        raise FileError(f"{path} would be larger or more deeply nested than can be read again; store less in it")
-    write_bytes(path, content)
+        raise FileError(f"{source} would be larger or more deeply nested than can be read again; store less in it")
+    return content
 
 
 def read_record(
@@ -170,7 +174,28 @@ def read_record(
 
     So is one whose values are not as ``fields`` declares them. With a ``key`` it must be signed with that key.
     """
-    record = _read_json(path, kind)
+    try:
+        content = read_regular(path, MOST_BYTES)
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}); restore it or write it again") from None
+    return parse_record(content, path, kind=kind, schema=schema, fields=fields, key=key)
+
+
+def parse_record(
+    content: bytes,
+    path: object,
+    *,
+    kind: str,
+    schema: int,
+    fields: type[Fields] | None = None,
+    key: bytes | None = None,
+) -> Record:
+    """The record in the content of the file ``path``, checked as :func:`read_record` does."""
+    record = _parse_json(content, path)
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise FileError(f"{path} does not describe a {kind}; it was written by another program")
     if record.get("schema") != schema:
@@ -178,7 +203,7 @@ def read_record(
             f"{path} has schema {str(record.get('schema'))[:40]}, this version of oodles reads schema {schema}; write "
             "the file again with this version, or use the one that wrote it"
         )
-    if record.pop("seal", None) != _checksum(record):
+    if record.pop("seal", None) != checksum(record):
         raise FileError(f"{path} was altered after it was written (checksum mismatch); write it again")
     if key is not None:
         body = {name: value for name, value in record.items() if name != "signature"}
@@ -199,14 +224,10 @@ def checked(record: Record, fields: type[Fields], source: object) -> Record:
     return whole
 
 
-def _read_json(path: Path, kind: str) -> Any:
+def _parse_json(content: bytes, path: object) -> Any:
     try:
-        value = json.loads(read_regular(path, MOST_BYTES), object_pairs_hook=_without_repetition)
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
-    except FileError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
     if not _is_shallow(value, MOST_DEPTH):
         raise FileError(f"{path} is nested more than {MOST_DEPTH} deep; it was written by another program")
@@ -273,7 +294,8 @@ def member(folder: Path, name: str) -> Path:
     return path
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def checksum(record: Mapping[str, Any]) -> str:
+    """The SHA-256 of a record, whatever the order of its fields."""
     return hashlib.sha256(_canonical(record)).hexdigest()
 
 
@@ -283,10 +305,3 @@ def _signature(record: Mapping[str, Any], key: bytes) -> str:
 
 def _canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
-
-
-def __getattr__(name: str) -> Any:
-    """What ``persistence`` imports from here and ``tensor_files`` has, so that torch is not needed for the rest."""
-    if name in ("read_saved", "read_tensors", "serialise", "write_tensors"):
-        return getattr(import_module("oodles.tensor_files"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from oodles.calibration import Threshold, calibrate, check_id_rate
-from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches
+from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches, first_rows
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
+from oodles.deploy.export import Exportable, export_guard, refuse_steps
+from oodles.deploy.exported import ExportedGuard
 from oodles.detectors import Detector, default_detector
 from oodles.detectors.base import INPUTS, check_fitted, check_head, check_multilabel, extra_columns, learned_columns
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
@@ -36,6 +38,7 @@ from oodles.persistence import load_guard, save_guard
 from oodles.selection.tuning import tune
 from oodles.steps import Step
 
+MOST_ROWS = 64  # that an export is tried on
 MOST_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
 # the largest relative differences in it: of the same model, on devices that round sums to ten bits, in half precision
 SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
@@ -94,6 +97,7 @@ class Guard(nn.Module):
         self._forward: ForwardPass | None = None
         self._parts = tuple(model.modules())  # to look at their modes at every call
         self._probe: Probe | None = None
+        self._loader: Iterable[Any] | None = None  # of ID inputs, to try an export on
         self.eval()
 
     @classmethod
@@ -152,6 +156,7 @@ class Guard(nn.Module):
             classes=features.class_names,
             multilabel=multilabel,
         )
+        guard._loader = train if calibration is None else calibration
         if guard.preprocessing is None and (inputs := _first_inputs(model, train, labels)) is not None:
             guard._probe = probe_like(inputs)
         return guard
@@ -273,6 +278,57 @@ class Guard(nn.Module):
         test = self._self_test()
         record = None if test is None else msgspec.to_builtins(test)
         save_guard(Path(path), self.detector, self.threshold, model, self.head, *about, record, key=key)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        inputs: Iterable[Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        overwrite: bool = False,
+    ) -> ExportedGuard:
+        """Write model, preprocessing, detector and threshold as one ONNX graph that runs without torch.
+
+        ``path`` is a folder, or a file that ends in ``.zip``. With preprocessing, the graph takes uint8 pixels of any
+        size, otherwise the model's own inputs. torch and onnxruntime are compared on up to 64 inputs of the loader
+        ``inputs``, by default those that :meth:`fit` was given, and made-up ones if there are none; if they differ,
+        nothing is written. ``metrics`` are numbers to keep with the guard. Returns the guard as it was written, see
+        :meth:`open`.
+        """
+        device = next((part.device for part in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        if device.type != "cpu":
+            raise ArgumentError(f"the guard is on {device}; move it to the CPU before an export: guard.cpu()")
+        refuse_steps(self.detector)
+        rows, origin = self._rows_to_try(inputs)
+        with eval_mode(self.model):
+            self(*rows.args, **rows.kwargs)  # finds the last layer, and checks it
+            forward = self._forward_pass(rows)
+            exportable = Exportable(
+                lambda part: self(*part.args, **part.kwargs),
+                forward,
+                self.detector,
+                self.threshold,
+                self.preprocessing,
+                self.class_names,
+                forward.multilabel if self.multilabel is None else self.multilabel,
+                model_fingerprint(self.model),
+            )
+            return export_guard(exportable, Path(path), rows, origin, metrics=metrics or {}, overwrite=overwrite)
+
+    def _rows_to_try(self, loader: Iterable[Any] | None) -> tuple[Inputs, str]:
+        """Inputs that torch and onnxruntime are compared on, and what they are."""
+        chosen = self._loader if loader is None else loader
+        if chosen is not None and (loader is not None or iter(chosen) is not chosen):
+            return first_rows(self._reader, chosen, MOST_ROWS), "given inputs"
+        probe = self._probe or image_probe(self.preprocessing)
+        if probe is None:
+            raise ArgumentError("nothing is known of the model's inputs; give some: export(path, inputs=loader)")
+        return probe.inputs(torch.device("cpu")), "noise"
+
+    @staticmethod
+    def open(path: str | Path, *, device: str = "cpu", threads: int | None = None) -> ExportedGuard:
+        """A guard that :meth:`export` wrote, without its model and without torch; see :class:`ExportedGuard`."""
+        return ExportedGuard.open(path, device=device, threads=threads)
 
     def _self_test(self) -> SelfTest | None:
         """What :meth:`load` repeats; None if no input was seen, or noise is refused or gives NaN or random answers."""

@@ -6,16 +6,14 @@ is imported because a file says so.
 """
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from msgspec import Meta, Struct
 from torch import Tensor
 
 from oodles import __version__
@@ -28,6 +26,7 @@ from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of
 from oodles.detectors.registry import find_class
 from oodles.errors import ArgumentError, FileError
+from oodles.fields import PreprocessingFields, ThresholdFields
 from oodles.files import (
     Fields,
     Key,
@@ -37,13 +36,11 @@ from oodles.files import (
     locked,
     read_key,
     read_record,
-    read_saved,
-    read_tensors,
     remove_others,
     write_record,
-    write_tensors,
 )
 from oodles.network.self_test import SelfTest
+from oodles.tensor_files import read_saved, read_tensors, write_tensors
 
 KIND, SCHEMA, RECORD = "detector", 2, "detector.json"
 GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
@@ -52,27 +49,6 @@ PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST_COLUMNS = 1 << 24  # of an embedding or of logits
-
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-Pixels = Annotated[int, Meta(ge=1, le=1 << 16)]
-
-
-class _Limit(Struct, forbid_unknown_fields=True):
-    """A threshold."""
-
-    value: Finite
-    id_rate: Annotated[float, Meta(gt=0, lt=1)]
-    calibration_size: Annotated[int, Meta(ge=0)]
-
-
-class _Preprocessing(Struct, forbid_unknown_fields=True):
-    """What :class:`oodles.data.transforms.Transform` records."""
-
-    size: Pixels
-    resize: Pixels
-    mean: Annotated[list[Finite], Meta(min_length=3, max_length=3)]
-    std: Annotated[list[Positive], Meta(min_length=3, max_length=3)]
 
 
 class _DetectorFields(Fields):
@@ -85,10 +61,10 @@ class _DetectorFields(Fields):
 class _GuardFields(_DetectorFields):
     model: str | None
     head: str | bool | None
-    preprocessing: _Preprocessing | None
+    preprocessing: PreprocessingFields | None
     class_names: list[str]
     multilabel: bool | None
-    threshold: _Limit
+    threshold: ThresholdFields
     self_test: SelfTest | None = None
     signature: str | None = None
 
@@ -174,7 +150,7 @@ def _save(
 ) -> None:
     """Write the tensors, then the record that names them, then remove the tensors of earlier saves."""
     check_fitted(detector)
-    arguments = _encode(detector)  # before the text, which cannot be made of arguments that are refused here
+    arguments = describe_detector(detector)  # before the text, which cannot be made of arguments that are refused here
     described = {"oodles": __version__, "spec": detector.spec, "detector": arguments}
     blank = {"file": "", "sha256": "0" * 64}
     try:  # what could not be read again is not written
@@ -286,8 +262,8 @@ def _try(detector: Detector) -> None:
         raise ValueError(f"the scores of {rows} rows are {scores.dtype} of shape {tuple(scores.shape)}")
 
 
-def _encode(value: Any) -> Any:
-    """Class and every argument, recursively, as JSON; what could not be read back is refused."""
+def describe_detector(value: Any) -> Any:
+    """The class and every argument of a detector, recursively, as JSON; what could not be read back is refused."""
     if isinstance(value, Score):
         if value.function not in SCORES:
             raise ArgumentError(
@@ -299,7 +275,7 @@ def _encode(value: Any) -> Any:
         _require_loadable(class_key(type(value)))
         return {"class": class_key(type(value)), "arguments": _encode_all(value.arguments())}
     if isinstance(value, list | tuple):
-        return [_encode(each) for each in value]
+        return [describe_detector(each) for each in value]
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
     if plain is None or isinstance(plain, bool | int | float | str):
         return plain
@@ -307,7 +283,7 @@ def _encode(value: Any) -> Any:
 
 
 def _encode_all(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _encode(value) for name, value in arguments.items()}
+    return {name: describe_detector(value) for name, value in arguments.items()}
 
 
 def _require_loadable(key: str) -> None:
@@ -320,7 +296,7 @@ def _require_loadable(key: str) -> None:
 
 
 def _decode(value: Any) -> Any:
-    """The object that :func:`_encode` described."""
+    """The object that :func:`describe_detector` described."""
     if isinstance(value, list):
         return tuple(_decode(each) for each in value)
     if not isinstance(value, dict):

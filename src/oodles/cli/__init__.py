@@ -26,6 +26,7 @@ from oodles.cli.data import fetch, list_datasets
 from oodles.cli.demo import demo
 from oodles.cli.detectors import detectors
 from oodles.cli.explain import explain
+from oodles.cli.export import export
 from oodles.cli.extract import extract
 from oodles.cli.fit import fit
 from oodles.cli.score import score
@@ -74,7 +75,7 @@ def root(
 
 # in the order in which a user meets them
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, extract, fit, threshold, score, explain, bench, select, select_p),
+    *(demo, extract, fit, threshold, score, explain, export, bench, select, select_p),
     *(detectors, train, analyze),
 )
 SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do together; train divides its batches itself

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import sys
-import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 Judged = TypeVar("Judged")
 
-EXPORTED_MODEL = "guard.onnx"
 SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
 
 
@@ -50,19 +48,15 @@ def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple
     return guard, inputs
 
 
-def is_exported(path: Path) -> bool:
+def is_exported_guard(path: Path) -> bool:
     """Whether a folder or a ``.zip`` holds an exported guard, which contains its model."""
-    try:
-        if path.suffix.lower() != ".zip" or not path.is_file():
-            return (path / EXPORTED_MODEL).is_file()
-        with zipfile.ZipFile(path) as archive:
-            return EXPORTED_MODEL in archive.namelist()
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return False
+    from oodles.deploy.artefact import is_exported
+
+    return is_exported(path)
 
 
 def _is_any_guard(path: Path) -> bool:
-    return is_guard(path) or is_exported(path)
+    return is_guard(path) or is_exported_guard(path)
 
 
 def open_inputs(paths: Sequence[Path]) -> list["ImageSet | Path"]:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from oodles.cli import common
 from oodles.cli.checks import MOST_WORKERS, ImageOptions, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
-from oodles.cli.guards import is_exported, load_saved, split_paths
+from oodles.cli.guards import is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import Batch, InputSequence
 from oodles.cli.outputs import Output
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
@@ -139,7 +139,7 @@ def score(
         os.environ.setdefault(name, value)  # read when torch is imported
     output.check_file()
     sequence = InputSequence(inputs)
-    if guard is not None and is_exported(guard):
+    if guard is not None and is_exported_guard(guard):
         scorer = _open_exported(guard, threads, options, model, checkpoint, device, key)
     else:
         scorer = _load_saved(guard, threads, options, model, checkpoint, device, key)
@@ -171,12 +171,12 @@ def _open_exported(
     """An exported guard, which has everything that options would describe."""
     from oodles.cli.scorers import ExportedScorer
 
-    given = {"--model": model, "--checkpoint": checkpoint, "--device": device, "--key": key}
+    given = {"--model": model, "--checkpoint": checkpoint, "--key": key}
     given |= {f"--{name}": getattr(options, name) for name in ("size", "resize", "mean", "std")}
     unused = next((name for name, value in given.items() if value is not None), None)
     if unused is not None:
         raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out {unused}")
-    return ExportedScorer.open(guard, threads)
+    return ExportedScorer.open(guard, device or "cpu", threads)
 
 
 def _load_saved(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oodles.cli.checks import ImageOptions, check_number, is_store
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import is_exported, load_saved, open_inputs
+from oodles.cli.guards import is_exported_guard, load_saved, open_inputs
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def score_with_ray(
 
     from oodles.distributed import ray as distributed
 
-    if guard is not None and is_exported(guard):
+    if guard is not None and is_exported_guard(guard):
         raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
     saved = load_saved(guard, key)
     transform = saved.preprocessing(options)

@@ -128,24 +128,23 @@ class ExportedScorer:
     def __init__(self, path: Path, guard: "ExportedGuard") -> None:
         self._path = path
         self._guard = guard
-        self.detector: str = guard.detector
-        self.threshold: Threshold = guard.threshold
-        self.identity: str = guard.identity
-        self.class_names: tuple[str, ...] = tuple(guard.class_names)
+        self.detector = guard.detector
+        self.threshold = guard.threshold
+        self.identity = guard.identity
+        self.class_names = guard.class_names
 
     @classmethod
-    def open(cls, path: Path, threads: int | None) -> "ExportedScorer":
+    def open(cls, path: Path, device: str, threads: int | None) -> "ExportedScorer":
         """The guard in a folder or ``.zip``, run by ``threads`` threads."""
         from oodles.deploy.exported import ExportedGuard
 
-        return cls(path, ExportedGuard.open(path, threads=threads))
+        return cls(path, ExportedGuard.open(path, device=device, threads=threads))
 
     def preprocessing(self) -> "Transform":
         """The preprocessing that was exported with the guard."""
-        transform: Transform | None = self._guard.transform
-        if transform is None:
+        if self._guard.transform is None:
             raise ArgumentError(f"{self._path} guards a model whose inputs are not images; call it from Python")
-        return transform
+        return self._guard.transform
 
     def prepare(self, stores: Sequence[Path], images: bool) -> None:
         """Refuse features, since an exported guard begins with the network."""
@@ -158,22 +157,9 @@ class ExportedScorer:
 
     def score_images(self, pixels: npt.NDArray[np.uint8]) -> Scored:
         """Run the exported network."""
-        verdict = self._guard(_uncropped(pixels, self.preprocessing()))
+        verdict = self._guard.judge(pixels)
         return Scored(verdict.label, verdict.probability, verdict.score, verdict.p_value, verdict.is_id)
 
     def score_features(self, features: "Features") -> Scored:
         """Never called, see :meth:`prepare`."""
         raise NotImplementedError
-
-
-def _uncropped(pixels: npt.NDArray[np.uint8], transform: "Transform") -> npt.NDArray[np.uint8]:
-    """Pixels ``(n, 3, size, size)`` as ``(n, resize, resize, 3)`` with a margin around them.
-
-    An exported guard resizes and crops by itself, so that it takes images of any size, but all of one size. Of these it
-    resizes none and cuts off exactly the margin.
-    """
-    size, side = transform.size, transform.resize
-    start = round((side - size) / 2)
-    whole = np.zeros((len(pixels), side, side, 3), np.uint8)
-    whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
-    return whole

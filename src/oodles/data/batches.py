@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -288,6 +289,21 @@ def first_batches(
             return
     if left == count:
         raise DataError(NO_BATCH)
+
+
+def first_rows(reader: BatchReader, loader: Iterable[Any], count: int) -> Inputs:
+    """Up to ``count`` rows of a loader as one call: its first batches, as far as they fit together."""
+    first, *others = (inputs for inputs, _ in first_batches(reader, loader, count, labels=False))
+    alike = list(takewhile(lambda each: _shapes(each) == _shapes(first), others))
+    if not alike or any(not isinstance(value, Tensor) for value in first.batched.values()):
+        return first
+    parts = [inputs.tensors() for inputs in (first, *alike)]
+    joined = {id(value): torch.cat([part[name] for part in parts]) for name, value in first.batched.items()}
+    return first.map(lambda value: joined[id(value)])
+
+
+def _shapes(inputs: Inputs) -> dict[str, Any]:
+    return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in inputs.tensors().items()}
 
 
 def first_images(reader: BatchReader, loader: Iterable[Any], count: int) -> tuple[Tensor, Tensor | None]:

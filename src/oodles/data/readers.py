@@ -260,12 +260,17 @@ def _identify(file: IO[bytes], size: int) -> Image.Image:
         raise DataError(f"not an image in a supported format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
         raise DataError(f"more than {MAX_PIXELS:,} pixels") from None
+    check_image(image)
+    return image
+
+
+def check_image(image: Image.Image) -> None:
+    """Raise if an image is too large, or would lose bits when it becomes RGB."""
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
     if image.mode.startswith(("I", "F")):
         raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
-    return image
 
 
 def _image_set(

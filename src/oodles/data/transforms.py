@@ -36,7 +36,7 @@ class Transform:
         if image.mode != "RGB":
             image = image.convert("RGB")
         target = self._resized(*image.size)
-        # columns before rows: left to itself, Pillow chooses the order by its version and the size, and they round apart
+        # columns before rows: left to itself, Pillow chooses by its version and the size, and the two round apart
         for size in ((target[0], image.height), target):
             if size != image.size:
                 image = image.resize(size, Image.Resampling.BILINEAR)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from onnx import compose, numpy_helper
@@ -18,10 +17,9 @@ from torch import Tensor, nn
 from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform
-from oodles.deploy.preprocessing import IMAGES, PIXELS, preprocessing_graph
+from oodles.deploy.preprocessing import IMAGES, preprocessing_graph
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
-from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError
 from oodles.network.forward import ForwardPass
 
@@ -52,8 +50,9 @@ class GuardGraph(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The outputs by their names in ``OUTPUTS``; the last of ``values`` is the threshold, the others are inputs."""
         *given, threshold = values
-        inputs = Inputs(tuple(given)) if not self._names else Inputs((), dict(zip(self._names, given, strict=True)))
-        output, columns = self._forward.trace(inputs)
+        by_position = len(given) - len(self._names)
+        named = dict(zip(self._names, given[by_position:], strict=True))
+        output, columns = self._forward.trace(lambda network: network(*given[:by_position], **named))
         like = self.like.to(torch.float64 if self.like.dtype == torch.float64 else torch.float32)
         used = [
             columns[name].to(like) if name in columns else output.new_empty(output.shape[0], 0).to(like)
@@ -76,16 +75,6 @@ class GuardGraph(nn.Module):
         return (1 + torch.where(score < math.inf, at_most, 0)) / (len(known) + 1)
 
 
-def refuse_steps(detector: Detector) -> None:
-    """Raise if the detector needs gradients of the network, which ONNX does not have."""
-    steps = steps_of([detector])
-    if steps:
-        raise ArgumentError(
-            f"{detector.spec} moves its inputs along a gradient of the network ({steps[0].name}), which cannot be "
-            "exported to ONNX; use a detector without input steps"
-        )
-
-
 def build(
     forward: ForwardPass,
     inputs: Inputs,
@@ -100,15 +89,15 @@ def build(
     With ``transform`` its input is ``pixels``, uint8 ``(n, height, width, 3)``; otherwise the network's own inputs.
     ``threshold`` is an input with a default.
     """
-    refuse_steps(detector)
     names, values = tensor_inputs(inputs)
-    module = GuardGraph(forward, copy.deepcopy(detector), threshold, inputs.kwargs, multilabel).eval()
+    module = GuardGraph(forward, copy.deepcopy(detector), threshold, tuple(inputs.kwargs), multilabel).eval()
     limit = torch.tensor(threshold.value, dtype=torch.float64 if module.like.dtype == torch.float64 else torch.float32)
     model = _convert(module, (*values, limit), [*names, THRESHOLD])
     if transform is not None:
         before = preprocessing_graph(transform, OPSET, IR_VERSION)
         before = compose.add_prefix(before, PREFIX, rename_inputs=False)
         model = compose.merge_models(before, model, io_map=[(PREFIX + IMAGES, names[0])])
+    _name_rows(model)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "oodles", ""
     # an input with an initialiser of the same name has a default
@@ -119,6 +108,15 @@ def build(
     return model
 
 
+def _name_rows(model: onnx.ModelProto) -> None:
+    """Call the number of rows ``n`` everywhere; torch makes up a name."""
+    for value in (*model.graph.input, *model.graph.output):
+        dimensions = value.type.tensor_type.shape.dim
+        if dimensions and not dimensions[0].HasField("dim_value"):
+            dimensions[0].dim_param = "n"
+    del model.graph.value_info[:]
+
+
 def tensor_inputs(inputs: Inputs) -> tuple[list[str], list[Tensor]]:
     """The names and tensors of a network's inputs as an exported graph has them."""
     given = inputs.named
@@ -127,7 +125,7 @@ def tensor_inputs(inputs: Inputs) -> tuple[list[str], list[Tensor]]:
         raise ArgumentError(
             f"the model's {odd} is a {type(given[odd]).__name__}; only tensors with rows can be exported"
         )
-    return [PIXELS if name == PIXELS else name.replace(" ", "_") for name in given], list(given.values())
+    return [name.replace(" ", "_") for name in given], list(given.values())
 
 
 def _convert(module: nn.Module, values: tuple[Tensor, ...], names: list[str]) -> onnx.ModelProto:
@@ -154,8 +152,8 @@ def _convert(module: nn.Module, values: tuple[Tensor, ...], names: list[str]) ->
             )
     except Exception as error:  # of several libraries
         raise ArgumentError(f"the guard cannot be converted to ONNX: {_reason(error)}") from error
-    assert program is not None
-    return program.model_proto
+    model: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # None is for the old exporter
+    return model
 
 
 def _reason(error: BaseException) -> str:
@@ -177,8 +175,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def numbers(value: Any) -> np.ndarray[Any, Any]:
-    """A tensor as onnxruntime takes it."""
-    return np.ascontiguousarray(value.detach().cpu().numpy())

@@ -15,6 +15,7 @@ from oodles.detectors.network_detector import NetworkDetector, is_tuned, layers_
 from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
 from oodles.features import Features, Head
+from oodles.functional.normal import log_ndtr
 from oodles.steps import Step, distinct_steps
 
 REDUCTIONS = ("mean", "min", "fisher")
@@ -190,7 +191,7 @@ class RankEnsemble(NetworkDetector):
         if self.reduction == "mean":
             ranks: Tensor = torch.special.ndtr(deviations)
             return ranks.mean(dim=0)
-        log_ranks: Tensor = torch.special.log_ndtr(deviations)
+        log_ranks = log_ndtr(deviations)
         return log_ranks.amin(dim=0) if self.reduction == "min" else log_ranks.mean(dim=0)
 
     @override

@@ -1,7 +1,7 @@
 """``ForwardPass``: one pass of a network over its inputs gives columns: embedding, logits and inner layers."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -125,9 +125,14 @@ class ForwardPass:
             self._check_single_logit(seen.output)
         return seen
 
-    def trace(self, inputs: Inputs) -> Pass:
-        """A pass for ``torch.export``, which cannot look at numbers: one whose numbers :meth:`run` has checked."""
-        return self._columns(*self.find_head(inputs)(inputs))
+    def trace(self, call: Callable[[nn.Module], Any]) -> Pass:
+        """A pass for ``torch.export``, which cannot look at numbers, once :meth:`run` has found and checked the head.
+
+        ``call`` calls the network.
+        """
+        if self._tap is None:
+            raise HeadError(f"the last layer of {type(self.network).__name__} is not known yet; run a batch first")
+        return self._columns(*self._tap(call))
 
     def _columns(self, raw: object, entering: Sequence[Tensor], kept: Mapping[str, Tensor]) -> Pass:
         output = logits_of(raw, None if self.located is None else self.located.item)

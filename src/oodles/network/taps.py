@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from oodles.data.inputs import Inputs
 from oodles.errors import ArgumentError, HeadError
 from oodles.network.reductions import Layer, read_layer
 
@@ -248,8 +247,11 @@ class Tap:
         read = [read_layer(name, modules, type(model).__name__) for name in layers]
         self._layers = {layer: modules[layer.module] for layer in read}
 
-    def __call__(self, inputs: Inputs) -> tuple[object, list[Tensor], dict[str, Tensor]]:
-        """The model's output, the inputs at the tap points in order, what is kept of the layers by name."""
+    def __call__(self, call: Callable[[nn.Module], Any]) -> tuple[object, list[Tensor], dict[str, Tensor]]:
+        """The model's output, the inputs at the tap points in order, what is kept of the layers by name.
+
+        ``call`` calls the model, as :class:`oodles.data.inputs.Inputs` do.
+        """
         caught: dict[TapPoint, Tensor] = {}
         activations: dict[str, Tensor] = {}
         hooks: list[RemovableHandle] = []
@@ -260,7 +262,7 @@ class Tap:
             for layer, module in self._layers.items():
                 hooks.append(module.register_forward_hook(_reduce(activations, layer)))
             with _Catcher(self._functional, caught) if self._functional else nullcontext():
-                output = inputs(self._model)
+                output = call(self._model)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -1,0 +1,71 @@
+"""``oodles export``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from oodles.cli import common
+from oodles.cli.checks import check_checkpoints, check_guard, image_options
+from oodles.cli.common import notice
+from oodles.cli.guards import load_saved
+
+
+def export(
+    guard: Annotated[
+        Path | None,
+        Argument(
+            help="A folder made by oodles fit. Without it: that of a small CIFAR-10 network that comes with oodles."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, Option("--out", help="Folder to write, or a file that ends in .zip.", show_default=False)
+    ] = ...,  # type: ignore[assignment]  # required
+    model: common.GuardedModelOption = None,
+    checkpoint: common.CheckpointOption = None,
+    images: Annotated[
+        Path | None,
+        Option(help="Some ID images: torch and onnxruntime are compared on 64 of them. Default: made-up images."),
+    ] = None,
+    size: common.KnownSizeOption = None,
+    resize: common.ResizeOption = None,
+    mean: common.KnownMeanOption = None,
+    std: common.KnownStdOption = None,
+    key: common.KeyOption = None,
+    force: Annotated[bool, Option("--force", help="Replace the exported guard that is already there.")] = False,
+) -> None:
+    """Write a guard with its model as one ONNX graph, which `oodles score` and Guard.open run without PyTorch.
+
+    The graph takes uint8 pixels of any size: resizing, network, detector and threshold are inside. If the guard does
+    not know how images were preprocessed, and no option says it, the graph takes the model's own inputs. It is written
+    only if it gives the guard's own answers.
+
+    Example: oodles export guard --model mynets:resnet18 --checkpoint r18.pt --images photos/val --out guard.zip
+    """
+    if guard is not None:
+        check_guard(guard)
+    check_checkpoints([checkpoint])
+    options = image_options(size, resize, mean, std)
+
+    from oodles.deploy.artefact import check_free
+
+    check_free(out, force)
+
+    from oodles.data.loaders import ImageLoader
+    from oodles.data.readers import open_images
+
+    saved = load_saved(guard, key)
+    guarded = saved.with_model(model, checkpoint, None)
+    inputs = None
+    if images is not None or size is not None or guarded.preprocessing is not None:
+        transform = saved.preprocessing(options)
+        guarded.preprocessing = transform.as_record()
+        if images is not None:
+            inputs = ImageLoader(open_images(images), transform, labels=False, skip_bad=True, batch_size=64)
+    exported = guarded.export(out, inputs=inputs, overwrite=force)
+    agreement = exported.record["agreement"]
+    what = "images" if images is not None else "made-up inputs (--images compares on real ones)"
+    notice(
+        f"{exported.detector}: exported to {out}; on {agreement['rows']} {what} torch and onnxruntime decide the same "
+        f"and differ by at most {agreement['score']:.1g} in the score, relatively"
+    )

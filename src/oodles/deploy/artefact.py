@@ -1,0 +1,278 @@
+"""An exported guard on disk: a folder or a .zip with a record, an ONNX graph and the detector's tensors.
+
+The record names the SHA-256 of the other two and carries one of its own. Everything is checked before it is used. A
+checksum finds accidents; whoever can alter a file can also compute its checksum, so open what you trust.
+"""
+
+import hashlib
+import io
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_arrays
+
+from oodles.errors import FileError
+from oodles.fields import Finite, PreprocessingFields, ThresholdFields
+from oodles.files import (
+    TEMPORARY,
+    Digest,
+    Fields,
+    Record,
+    checksum,
+    parse_record,
+    read_regular,
+    record_bytes,
+    write_bytes,
+    write_record,
+    writing,
+)
+
+KIND, SCHEMA = "exported guard", 1
+RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
+MEMBERS = (GRAPH, TENSORS)
+MOST_RECORD_BYTES = 1 << 24
+MOST_BYTES = 1 << 31  # of a member
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class _Member(Struct, forbid_unknown_fields=True):
+    sha256: Digest
+    bytes: Annotated[int, Meta(ge=1, lt=MOST_BYTES)]
+
+
+class _Input(Struct, forbid_unknown_fields=True):
+    """An input of the graph; a dimension that may have any size is None."""
+
+    name: str
+    dtype: Literal["uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64"]
+    shape: Annotated[list[Annotated[int, Meta(ge=1)] | None], Meta(min_length=1, max_length=8)]
+
+
+class _Calibration(Struct, forbid_unknown_fields=True):
+    """The scores of the calibration set in short: 101 quantiles, and a histogram."""
+
+    quantiles: Annotated[list[Finite], Meta(min_length=101, max_length=101)]
+    edges: Annotated[list[Finite], Meta(min_length=2, max_length=1001)]
+    counts: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
+
+
+class _Graph(Struct, forbid_unknown_fields=True):
+    opset: Annotated[int, Meta(ge=1)]
+    ir_version: Annotated[int, Meta(ge=1)]
+    torch: str
+
+
+class _Agreement(Struct, forbid_unknown_fields=True):
+    """How far the graph was from torch when it was exported, as relative differences, and on what."""
+
+    rows: Annotated[int, Meta(ge=1)]
+    inputs: str
+    tolerance: Finite
+    logits: Finite
+    score: Finite
+
+
+class _Fields(Fields):
+    oodles: str
+    class_names: list[str]
+    multilabel: bool
+    preprocessing: PreprocessingFields | None
+    inputs: Annotated[list[_Input], Meta(min_length=1, max_length=64)]
+    outputs: list[str]
+    spec: str
+    detector: dict[str, Any]
+    threshold: ThresholdFields
+    calibration: _Calibration | None
+    model: str
+    metrics: dict[str, Finite]
+    graph: _Graph
+    agreement: _Agreement
+    members: dict[Literal["guard.onnx", "detector.safetensors"], _Member]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """The checked content of an exported guard; ``identity`` is the SHA-256 of its record, and so of everything."""
+
+    path: Path
+    record: Record
+    graph: bytes
+    arrays: Arrays
+    identity: str
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a folder or .zip looks like an exported guard; nothing is checked."""
+    if path.is_dir():
+        return (path / GRAPH).is_file() and (path / RECORD).is_file()
+    if not path.is_file() or path.suffix.lower() != ".zip":
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {RECORD, GRAPH} <= {*archive.namelist()}
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
+
+
+def read_artefact(path: Path) -> Artefact:
+    """Read an exported guard; whatever is missing, altered or unexpected is an error."""
+    with _opened(path) as read:
+        record = _record(path, read(RECORD, MOST_RECORD_BYTES))
+        contents = {name: _checked(path, name, read, record["members"]) for name in MEMBERS}
+    return Artefact(path, record, contents[GRAPH], _arrays(path, contents[TENSORS]), checksum(record))
+
+
+def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
+    """The record of an exported guard with these members."""
+    members = {
+        name: {"sha256": hashlib.sha256(part).hexdigest(), "bytes": len(part)} for name, part in contents.items()
+    }
+    return {"kind": KIND, "schema": SCHEMA, **record, "members": members}
+
+
+@contextmanager
+def written(path: Path, record: Record, contents: Mapping[str, bytes], *, overwrite: bool) -> Iterator[Path]:
+    """Write an exported guard beside ``path``, give it to the block to try, and move it to ``path`` if it holds."""
+    check_free(path, overwrite)
+    parts = {**contents, RECORD: record_bytes(describe(record, contents), path / RECORD)}
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}{TEMPORARY}", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            if path.suffix.lower() == ".zip":
+                made.write_bytes(_zipped(parts))
+            else:
+                made.mkdir()
+                for name, content in parts.items():
+                    write_bytes(made / name, content)
+            yield made
+            if path.is_dir():  # a folder cannot be replaced in one step
+                path.rename(Path(folder) / "old")
+            made.replace(path)
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Raise if something is at ``path`` that must not be replaced."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if not is_exported(path):
+        raise FileError(f"{path} exists and is not an exported guard; choose another place")
+    if not overwrite:
+        raise FileError(
+            f"{path} holds an exported guard; choose another place, or replace it (overwrite=True, --force)"
+        )
+
+
+def replace_threshold(path: Path, threshold: Record) -> None:
+    """Give an exported guard another threshold: its record alone changes, in one atomic step."""
+    artefact = read_artefact(path)
+    record = {**artefact.record, "threshold": threshold}
+    if path.is_dir():
+        write_record(path / RECORD, record)
+        return
+    with _opened(path) as read:
+        parts = {name: read(name, MOST_BYTES) for name in MEMBERS}
+    write_bytes(path, _zipped({**parts, RECORD: record_bytes(record, path)}))
+
+
+def _zipped(parts: Mapping[str, bytes]) -> bytes:
+    """The same bytes for the same parts: no times, no compression."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in (RECORD, *MEMBERS):
+            archive.writestr(zipfile.ZipInfo(name), parts[name])
+    return buffer.getvalue()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A function that reads a member, up to a number of bytes, from a folder or a .zip."""
+    if path.is_dir():
+        yield lambda name, most: _read_file(path, name, most)
+        return
+    if not path.exists():
+        raise FileError(f"{path} does not exist; give the folder or .zip that `oodles export` wrote")
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_regular(path, 2 * MOST_BYTES))) as archive:
+            _check_members(path, archive)
+            yield lambda name, most: _read_member(path, archive, name, most)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} is not a .zip that `oodles export` wrote ({error})") from None
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    names = [info.filename for info in archive.infolist()]
+    if sorted(names) != sorted((RECORD, *MEMBERS)):
+        other = next((name for name in names if name not in (RECORD, *MEMBERS)), None)
+        found = f"has the member {other!r:.100}" if other is not None else "does not have each of its members once"
+        raise FileError(f"{path} {found}; an exported guard has {RECORD}, {GRAPH} and {TENSORS}")
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    info = archive.getinfo(name)
+    if info.file_size > most or info.flag_bits & 1:
+        raise FileError(f"{path}: {name} is encrypted or has more than {most:,} bytes; export the guard again")
+    with archive.open(info) as file:  # the size in the directory may be a lie
+        content = file.read(min(most, info.file_size) + 1)
+    if len(content) != info.file_size:
+        raise FileError(f"{path}: {name} is not as long as the archive says; export the guard again")
+    return content
+
+
+def _read_file(path: Path, name: str, most: int) -> bytes:
+    try:
+        return read_regular(path / name, most)
+    except FileError:
+        raise
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise FileError(
+            f"{path / name} {reason}, so {path} is not a complete exported guard; export it again"
+        ) from None
+
+
+def _record(path: Path, content: bytes) -> Record:
+    source = path / RECORD
+    record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+    calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
+    consistent = {
+        "members": record["members"].keys() == {*MEMBERS},
+        "inputs": len({*names}) == len(names),
+        "calibration": calibration is None
+        or (
+            len(calibration["edges"]) == len(calibration["counts"]) + 1
+            and all(np.diff(calibration["edges"]) > 0)
+            and all(np.diff(calibration["quantiles"]) >= 0)
+        ),
+        "preprocessing": record["preprocessing"] is None
+        or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
+    }
+    wrong = next((name for name, right in consistent.items() if not right), None)
+    if wrong is not None:
+        raise FileError(f"{source} contradicts itself in {wrong!r}; export the guard again")
+    return record
+
+
+def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:
+    content: bytes = read(name, members[name]["bytes"])
+    if hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
+        raise FileError(f"{path}: {name} was altered or truncated (its SHA-256 does not match); export the guard again")
+    return content
+
+
+def _arrays(path: Path, content: bytes) -> Arrays:
+    try:
+        return parse_arrays(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise FileError(f"{path}: {TENSORS} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None

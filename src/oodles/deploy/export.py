@@ -1,0 +1,228 @@
+"""``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oodles import __version__
+from oodles.calibration import Threshold
+from oodles.data.inputs import Inputs
+from oodles.data.loaders import normalise
+from oodles.data.transforms import Transform
+from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
+from oodles.deploy.exported import ID_SCORES, OUTPUTS, TEST, ExportedGuard, start_session
+from oodles.detectors import Detector
+from oodles.detectors.network_detector import steps_of
+from oodles.errors import ArgumentError, DataError
+from oodles.extras import needed_by
+from oodles.files import Record
+from oodles.network.forward import ForwardPass
+from oodles.network.self_test import probe_like
+from oodles.persistence import describe_detector
+from oodles.tensor_files import serialise
+
+ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
+TOLERANCE = 1e-4  # largest relative difference of logits and scores
+BINS = 50
+TEST_SHAPE = (2, 40, 56, 3)  # of the images that a guard is tried on when it is opened
+
+
+class Exportable(NamedTuple):
+    """The parts of a guard that an export needs; ``answer`` calls the guard."""
+
+    answer: Callable[[Inputs], Any]
+    forward: ForwardPass
+    detector: Detector
+    threshold: Threshold
+    preprocessing: Record | None
+    class_names: Sequence[str]
+    multilabel: bool
+    fingerprint: str
+
+
+def export_guard(
+    guard: Exportable, path: Path, inputs: Inputs, origin: str, *, metrics: Mapping[str, float], overwrite: bool
+) -> ExportedGuard:
+    """Write the guard to ``path``, a folder or a .zip, and open it from there.
+
+    ``inputs`` are up to 64 rows for which torch and onnxruntime are compared, ``origin`` says what they are. A
+    difference beyond the tolerance, or one other decision, and nothing is written.
+    """
+    with needed_by("an export"):
+        from oodles.deploy import graph
+
+    check_free(path, overwrite)
+    transform = None if guard.preprocessing is None else Transform.from_record(guard.preprocessing)
+    rows = _Rows.of(inputs, transform)
+    model = graph.build(
+        guard.forward,
+        rows.network.take([0, min(1, len(rows.network) - 1)]),
+        guard.detector,
+        guard.threshold,
+        transform=transform,
+        multilabel=guard.multilabel,
+    )
+    tests = rows.test_inputs()
+    record = {
+        "oodles": __version__,
+        "class_names": list(guard.class_names),
+        "multilabel": guard.multilabel,
+        "preprocessing": guard.preprocessing,
+        "inputs": _described(model, tests),
+        "outputs": list(OUTPUTS),
+        "spec": guard.detector.spec,
+        "detector": describe_detector(guard.detector),
+        "threshold": guard.threshold.as_record(),
+        "calibration": _summary(guard.threshold),
+        "model": guard.fingerprint,
+        "metrics": dict(metrics),
+        "graph": {"opset": graph.OPSET, "ir_version": graph.IR_VERSION, "torch": str(torch.__version__)},
+    }
+    content = model.SerializeToString()
+    session = start_session(content)
+    agreement = {"rows": len(rows.network), "inputs": origin, "tolerance": TOLERANCE}
+    agreement |= _compare(guard, rows, session)
+    tensors = _tensors(guard, tests, session)
+    contents = {GRAPH: content, TENSORS: serialise(tensors)}
+    with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
+        ExportedGuard(read_artefact(made))  # tries it
+    return ExportedGuard.open(path)
+
+
+def refuse_steps(detector: Detector) -> None:
+    """Raise if the detector needs gradients of the network, which ONNX does not have."""
+    steps = steps_of([detector])
+    if steps:
+        raise ArgumentError(
+            f"{detector.spec} moves its inputs along a gradient of the network ({steps[0].name}), which cannot be "
+            "exported to ONNX; use a detector without input steps"
+        )
+
+
+class _Rows(NamedTuple):
+    """The same inputs as the network takes them and as the graph does."""
+
+    network: Inputs
+    graph: Arrays
+
+    @classmethod
+    def of(cls, inputs: Inputs, transform: Transform | None) -> "_Rows":
+        network = inputs.map(lambda value: value.cpu())
+        if transform is None:
+            return cls(network, _arrays(network))
+        pixels = _pixels_of(network, transform)
+        return cls(Inputs((normalise(transform, pixels),)), {"pixels": _array(pixels.permute(0, 2, 3, 1))})
+
+    def test_inputs(self) -> Arrays:
+        """Two made-up inputs of the same kind: what a user's inputs contain is not kept."""
+        if "pixels" in self.graph:
+            places = np.arange(np.prod(TEST_SHAPE), dtype=np.uint64)
+            noise = (places * np.uint64(2654435761) >> np.uint64(13)) % np.uint64(256)
+            return {"pixels": noise.astype(np.uint8).reshape(TEST_SHAPE)}
+        probe = probe_like(self.network)
+        if probe is None:
+            raise ArgumentError("the model's inputs are too large or too unusual for the test that an export keeps")
+        return _arrays(probe.inputs(torch.device("cpu")))
+
+
+def _pixels_of(inputs: Inputs, transform: Transform) -> Tensor:
+    """The uint8 pixels that normalised images were made from."""
+    images = list(inputs.tensors().values())
+    size = transform.size
+    if len(images) != 1 or images[0].shape[1:] != (3, size, size):
+        shapes = [tuple(each.shape) for each in images]
+        raise DataError(f"a guard with preprocessing takes images (n, 3, {size}, {size}), got {shapes}")
+    mean, std = (torch.tensor(each, dtype=torch.float64).view(1, 3, 1, 1) for each in (transform.mean, transform.std))
+    values = (images[0].double() * std + mean) * 255
+    if float(values.min()) < -1 or float(values.max()) > 256:
+        raise DataError(
+            "the images do not have the guard's preprocessing: undoing it gives pixels from "
+            f"{float(values.min()):.0f} to {float(values.max()):.0f}; give images that were prepared by it"
+        )
+    return values.round().clamp(0, 255).to(torch.uint8)
+
+
+def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
+    """The largest relative differences between the guard and its graph; raises if they are not the same."""
+    worst = {"logits": 0.0, "score": 0.0}
+    for count in sorted({min(count, len(rows.network)) for count in ROWS}):
+        ours = guard.answer(rows.network.take(range(count)))
+        answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
+        theirs = dict(zip(OUTPUTS, answers, strict=True))
+        for name, known in worst.items():
+            gap = _gap(getattr(ours, name), theirs[name])
+            worst[name] = max(known, gap)
+            if not gap <= TOLERANCE:
+                raise ArgumentError(
+                    f"the graph of {guard.detector.spec} does not give the guard's answers for {count} inputs, so "
+                    f"nothing was written (relative difference {gap:.2g} of the {name}, at most {TOLERANCE:g})"
+                )
+        other = int((_array(ours.is_id) != theirs["is_id"]).sum() + (_array(ours.label) != theirs["label"]).sum())
+        if other:
+            raise ArgumentError(
+                f"the graph of {guard.detector.spec} decides otherwise than the guard for {other} of {count} inputs, "
+                "so nothing was written"
+            )
+    return worst
+
+
+def _gap(ours: Tensor, theirs: Any) -> float:
+    """The largest difference of finite values, relative to the largest of them; inf if others are not finite."""
+    mine = ours.detach().cpu().double().numpy()
+    finite = np.isfinite(mine)
+    if mine.shape != theirs.shape or (finite != np.isfinite(theirs)).any():
+        return np.inf
+    if not finite.any():
+        return 0.0
+    difference = np.abs(mine[finite] - theirs[finite]).max()
+    return float(difference / max(float(np.abs(mine[finite]).max()), 1e-2))
+
+
+def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor]:
+    """The detector's tensors, the scores of the calibration set, and the test inputs with their answers."""
+    answers = dict(zip(("logits", "score"), session.run(("logits", "score"), tests), strict=True))
+    if not all(np.isfinite(answer).all() for answer in answers.values()):
+        raise ArgumentError(f"{guard.detector.spec} gives no finite score for noise, on which an export is tried")
+    kept = {name: tensor for name, tensor in guard.detector.state_dict().items() if tensor.dtype != torch.bfloat16}
+    if guard.threshold.id_scores is not None:
+        kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
+    kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}
+    return kept | {f"{TEST}output.{name}": torch.from_numpy(value) for name, value in answers.items()}
+
+
+def _described(model: Any, tests: Arrays) -> list[Record]:
+    """Names, types and shapes of the graph's inputs; None is a size that may differ from call to call."""
+    described = []
+    for value in model.graph.input:
+        if value.name not in tests:
+            continue
+        dimensions = value.type.tensor_type.shape.dim
+        shape = [each.dim_value if each.HasField("dim_value") else None for each in dimensions]
+        described.append({"name": value.name, "dtype": str(tests[value.name].dtype), "shape": shape})
+    return described
+
+
+def _summary(threshold: Threshold) -> Record | None:
+    """Quantiles and histogram of the calibration scores."""
+    if threshold.id_scores is None:
+        return None
+    scores = threshold.id_scores.astype(np.float64)
+    low, high = float(scores[0]), float(scores[-1])
+    counts, edges = np.histogram(scores, BINS, (low, high if high > low else low + max(1e-6, abs(low) * 1e-6)))
+    quantiles = np.quantile(scores, np.linspace(0, 1, 101))
+    return {"quantiles": np.maximum.accumulate(quantiles).tolist(), "edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _arrays(inputs: Inputs) -> Arrays:
+    from oodles.deploy.graph import tensor_inputs
+
+    names, values = tensor_inputs(inputs)
+    return {name: _array(value) for name, value in zip(names, values, strict=True)}
+
+
+def _array(value: Tensor) -> Any:
+    return np.ascontiguousarray(value.detach().cpu().numpy())

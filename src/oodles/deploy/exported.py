@@ -1,0 +1,256 @@
+"""``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from oodles.calibration import Threshold
+from oodles.data.image_sets import decode
+from oodles.data.limits import PIXELS
+from oodles.data.readers import check_image, open_bytes, open_image
+from oodles.data.transforms import Transform
+from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.extras import needed_by
+from oodles.files import Record
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
+IMAGES, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
+BATCH = 64  # rows that the graph is given at a time
+SAME = 1e-3  # relative difference between machines in the answers to the test inputs
+DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+Array = npt.NDArray[Any]
+
+
+class ExportedVerdict(NamedTuple):
+    """An exported guard's answer for a batch, as NumPy arrays with one entry per input.
+
+    ``logits`` are the model's own. ``probability`` is that of ``label`` by the model's softmax, or by its sigmoid if
+    an input may have several classes. ``p_value`` is the fraction of ID scores at most as large, NaN if the guard kept
+    none. A score that is NaN or infinite is never ID.
+    """
+
+    logits: Array
+    label: Array
+    probability: Array
+    score: Array
+    p_value: Array
+    is_id: Array
+
+
+class ExportedGuard:
+    """A guard that :meth:`oodles.Guard.export` wrote: network, detector and threshold in one ONNX graph.
+
+    ``guard(image)`` takes what an image can be: a path, the bytes of a file, a Pillow image, a uint8 array
+    ``(height, width, 3)`` in RGB, a list of these, or a uint8 array ``(n, height, width, 3)``. Images of any size are
+    resized as they were for the training features. A guard of a model that takes no images is called with that
+    model's inputs as arrays, by position or by name. Several threads may call one guard.
+    """
+
+    def __init__(self, artefact: Artefact, *, device: str = "cpu", threads: int | None = None) -> None:
+        self.path = artefact.path
+        self.identity = artefact.identity
+        self.record: Record = artefact.record
+        self.class_names: tuple[str, ...] = tuple(artefact.record["class_names"])
+        self.detector: str = artefact.record["spec"]
+        self.threshold = Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
+        known = artefact.record["preprocessing"]
+        self.transform: Transform | None = None if known is None else Transform.from_record(known)
+        self._session = self._start(artefact.graph, device, threads)
+        self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
+        self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
+        self._check_graph()
+        self._test(artefact.arrays)
+
+    @classmethod
+    def open(cls, path: str | Path, *, device: str = "cpu", threads: int | None = None) -> "ExportedGuard":
+        """Read the folder or .zip that ``export`` wrote, check every part of it, and try it on its test inputs.
+
+        ``device`` is ``cpu``, or ``cuda`` with onnxruntime-gpu; ``threads`` is the number for one call, by default
+        one per core.
+        """
+        return cls(read_artefact(Path(path)), device=device, threads=threads)
+
+    def __call__(self, *inputs: Any, **named: Any) -> ExportedVerdict:
+        """Label, probability, score, p-value and decision for each input."""
+        if self.transform is None:
+            return self._run(self._named(inputs, named))
+        if len(inputs) != 1 or named:
+            raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
+        (given,) = inputs
+        if isinstance(given, np.ndarray) and given.ndim == 4:
+            return self._run({IMAGES: _checked_pixels(given)})
+        alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
+        prepared = [_prepared(picture, self.transform) for picture in ([given] if alone else given)]
+        if not prepared:
+            raise DataError("the guard was given no images; give at least one")
+        return self.judge(np.stack(prepared))
+
+    def judge(self, pixels: npt.NDArray[np.uint8]) -> ExportedVerdict:
+        """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``.
+
+        The graph resizes and crops by itself. It is given them with a margin, so that there is nothing to resize, and
+        cuts off the margin.
+        """
+        if self.transform is None:
+            raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
+        size, side = self.transform.size, self.transform.resize
+        start = round((side - size) / 2)
+        whole = np.zeros((len(pixels), side, side, 3), np.uint8)
+        whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
+        return self._run({IMAGES: whole})
+
+    def __repr__(self) -> str:
+        takes = "images" if self.transform is not None else ", ".join(self._inputs)
+        return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
+
+    def _run(self, given: Arrays) -> ExportedVerdict:
+        rows = len(next(iter(given.values())))
+        parts = [
+            self._session.run(
+                OUTPUTS, {name: part[start : start + BATCH] for name, part in given.items()} | self._limit
+            )
+            for start in range(0, rows, BATCH)
+        ]
+        return ExportedVerdict(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
+        try:
+            return start_session(graph, device, threads)
+        except FileError as error:
+            raise FileError(f"{self.path}: {error}") from None
+
+    # Inputs -------------------------------------------------------------------------------------
+
+    def _named(self, inputs: Sequence[Any], named: dict[str, Any]) -> Arrays:
+        """The model's inputs by name, with the types and shapes that the graph takes."""
+        wanted = list(self._inputs)
+        if len(inputs) > len(wanted):
+            raise ArgumentError(f"the guard takes {len(wanted)} inputs ({', '.join(wanted)}), got {len(inputs)}")
+        given = dict(zip(wanted, inputs, strict=False))
+        repeated = given.keys() & named.keys()
+        given |= named
+        if repeated or given.keys() != self._inputs.keys():
+            raise ArgumentError(f"the guard takes {', '.join(wanted)}, each once; got {', '.join(given) or 'nothing'}")
+        arrays = {name: _fitting(np.asarray(value), self._inputs[name]) for name, value in given.items()}
+        counts = {name: len(value) for name, value in arrays.items()}
+        if len({*counts.values()}) != 1 or 0 in counts.values():
+            raise DataError(f"the guard's inputs need the same number of rows, at least one; got {counts}")
+        return arrays
+
+    # Checks at the beginning --------------------------------------------------------------------
+
+    def _check_graph(self) -> None:
+        """Raise unless the graph takes and gives what the record says."""
+        takes = {each.name for each in self._session.get_inputs()}
+        default = {each.name for each in self._session.get_overridable_initializers()}
+        gives = [each.name for each in self._session.get_outputs()]
+        if takes != self._inputs.keys() or THRESHOLD not in default or tuple(gives) != OUTPUTS:
+            raise FileError(f"{self.path} does not hold the graph that its record describes; export the guard again")
+        classes = self._session.get_outputs()[0].shape[1]
+        models = 2 if classes == 1 else classes
+        if self.class_names and len(self.class_names) != models:
+            raise FileError(f"{self.path} names {len(self.class_names)} classes, but its graph has {models}")
+
+    def _test(self, arrays: Arrays) -> None:
+        """Raise unless the answers to the test inputs are those of the machine that exported the guard."""
+        given = {name: arrays.get(TEST + name) for name in self._inputs}
+        expected = {name: arrays.get(f"{TEST}output.{name}") for name in ("logits", "score")}
+        if any(part is None for part in (*given.values(), *expected.values())):
+            raise FileError(f"{self.path} has no test inputs; export the guard again")
+        try:
+            inputs = {name: np.asarray(value) for name, value in given.items()}
+            runs = [self._run(inputs)]
+            if self.transform is not None:
+                runs.append(self(list(inputs[IMAGES])))
+        except Exception as error:  # of onnxruntime, whose errors have no common class
+            raise FileError(f"{self.path} cannot run its test inputs: {str(error).splitlines()[0]:.200}") from None
+        for verdict in runs:
+            for name, answer in expected.items():
+                gap = _relative_gap(getattr(verdict, name), np.asarray(answer))
+                if not gap <= SAME:
+                    raise FileError(
+                        f"{self.path} gives other answers than when it was exported (relative difference {gap:.2g} in "
+                        f"its test inputs' {name}); export the guard again"
+                    )
+
+
+def start_session(graph: bytes, device: str = "cpu", threads: int | None = None) -> "onnxruntime.InferenceSession":
+    """A graph in onnxruntime; it is given as bytes, so it cannot name other files."""
+    with needed_by("an exported guard"):
+        import onnxruntime
+    if device not in DEVICES:
+        raise ArgumentError(f"device={device!r} must be one of {', '.join(DEVICES)}")
+    if DEVICES[device] not in onnxruntime.get_available_providers():
+        raise ArgumentError(f"device={device!r} cannot be used here: onnxruntime has no {DEVICES[device]}")
+    if threads is not None and threads < 1:
+        raise ArgumentError(f"threads={threads} must be at least 1")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or 0
+    providers = list(dict.fromkeys((DEVICES[device], DEVICES["cpu"])))
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=providers)
+    except Exception as error:  # its errors have no common class
+        raise FileError(f"onnxruntime refuses the graph: {str(error).splitlines()[0]:.200}") from None
+
+
+def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
+    kinds = {each.name: each.type for each in session.get_overridable_initializers()}
+    return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
+
+
+def _id_scores(artefact: Artefact) -> Array | None:
+    scores = artefact.arrays.get(ID_SCORES)
+    if scores is None:
+        return None
+    if scores.ndim != 1 or scores.dtype.kind != "f" or not np.isfinite(scores).all() or (np.diff(scores) < 0).any():
+        raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
+    return scores
+
+
+def _prepared(picture: Any, transform: Transform) -> Array:
+    """One image, resized and cropped as the training images were."""
+    if isinstance(picture, bytes | str | Path):
+        opened = open_bytes(picture) if isinstance(picture, bytes) else open_image(Path(picture))
+        with opened as image, PIXELS.take(transform.pixels(*image.size)):
+            return transform(decode(image))
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(_checked_pixels(picture[None])[0])
+    if not isinstance(picture, Image.Image):
+        kind = type(picture).__name__
+        raise DataError(f"an image is a path, bytes, a Pillow image or a uint8 array, got {kind}")
+    check_image(picture)
+    return transform(decode(picture))
+
+
+def _checked_pixels(pixels: Array) -> Array:
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
+        raise DataError(
+            f"pixels are uint8 (n, height, width, 3) in RGB, got {pixels.dtype} {pixels.shape}; give values from 0 to "
+            "255 with the channels last"
+        )
+    return pixels
+
+
+def _fitting(value: Array, wanted: Record) -> Array:
+    """An input as the graph takes it: lists of numbers may be converted, arrays must have the right type."""
+    kind, shape = np.dtype(wanted["dtype"]), wanted["shape"]
+    fits = value.ndim == len(shape) and all(size in (None, own) for size, own in zip(shape, value.shape, strict=True))
+    if not fits or not np.can_cast(value.dtype, kind, "same_kind"):
+        shown = ", ".join("any" if size is None else str(size) for size in shape)
+        raise DataError(f"{wanted['name']} must be {kind} ({shown}), got {value.dtype} {value.shape}")
+    return np.ascontiguousarray(value, kind)
+
+
+def _relative_gap(found: Array, expected: Array) -> float:
+    if found.shape != expected.shape:
+        return np.inf
+    return float(np.abs(found - expected).max() / max(float(np.abs(expected).max()), 1e-2))
