@@ -1,8 +1,10 @@
 import csv
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 import zipfile
@@ -23,6 +25,7 @@ from oodles.detectors.network_detector import steps_of
 from oodles.models import build_model, load, load_checkpoint
 from oodles.network.extraction import extract
 from oodles.persistence import load_guard
+from oodles.results.reading import read_rows
 
 WATCHED = """
     import torch
@@ -395,3 +398,16 @@ def test_a_guard_saved_from_python_is_not_given_imagenet_statistics(workspace, o
     unknown.save(tmp_path / "unknown")
     line = refused("score", tmp_path / "unknown", "train", *options)
     assert "does not record how images were preprocessed" in line
+
+
+def test_a_bar_on_a_terminal_counts_rejected_inputs_and_errors(fitted, workspace, tmp_path):
+    out = tmp_path / "r.csv"
+    line = [sys.executable, "-m", "oodles", "score", fitted / "guard", "grey", "damaged", *NETWORK, "--out", out]
+    terminal, end = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    subprocess.run(line, cwd=workspace, env=environment, stderr=end, check=True, timeout=60)
+    os.close(end)
+    shown = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", os.read(terminal, 1 << 16).decode())
+    os.close(terminal)
+    rejected = sum(not row.is_id and row.error is None for row in read_rows(out))
+    assert f"24/24 {rejected} OOD, 1 errors" in shown
