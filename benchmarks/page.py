@@ -27,6 +27,7 @@ NAMES = (
     "neighbours",
     "startup",
     "guard",
+    "scoring",
     "growth",
     "larger_than_memory",
 )

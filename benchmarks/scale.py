@@ -18,13 +18,15 @@ import torch
 from benchmarks.data import example
 from benchmarks.extraction import resnet50, write_jpegs
 from benchmarks.peers import torchvision_operators
-from oodles.cli.verdicts import Outcome, write_file
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import IMAGENET
 from oodles.detectors import parse
 from oodles.distributed import ray as distributed
 from oodles.distributed.ray_workers import Extractor, Part
+from oodles.results.jobs import Job
+from oodles.results.rows import Row
+from oodles.results.writing import open_results
 
 DOCS = Path(__file__).parents[1] / "docs"
 BILLION, DAY, HOUR = 1e9, 86_400.0, 3_600.0
@@ -91,13 +93,17 @@ def _verdicts(folder: Path) -> dict[str, Any]:
     """Bytes of a result, with names as they are in a bucket."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(100_000, generator=generator).tolist()
+    chances = torch.rand(len(scores), generator=generator).tolist()
     names = torch.randint(2**32, (len(scores),), generator=generator).tolist()
     labels = torch.randint(CLASSES, (len(scores),), generator=generator).tolist()
     rows = [
-        Outcome(f"/data/photos/{row // 1000:04}/{name:08x}.jpg", label, f"class {label}", score, score > -1.6)
-        for row, (name, label, score) in enumerate(zip(names, labels, scores, strict=True))
+        Row(f"/data/photos/{row // 1000:04}/{name:08x}.jpg", label, f"class {label}", chance, score, None, score > -1.6)
+        for row, (name, label, chance, score) in enumerate(zip(names, labels, chances, scores, strict=True))
     ]
-    write_file(folder / "verdicts.parquet", [rows])
+    with open_results(folder / "verdicts.parquet", Job("", 0.0, 0.95, "", None, len(rows))) as results:
+        list(results.remaining([], lambda _: None))
+        results.append(rows)
+        results.finish()
     return {"verdict_bytes": (folder / "verdicts.parquet").stat().st_size / len(rows)}
 
 

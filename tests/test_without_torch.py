@@ -15,16 +15,25 @@ from support.pages import check_page
 from support.scored import scored, write_scored
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
-from oodles import cli
+from oodles import cli, results
 
 MODULES = (
     *("oodles", "oodles.calls", "oodles.differences", "oodles.errors", "oodles.extras", "oodles.files"),
-    *("oodles.findings", "oodles.plots", "oodles.data.decoding", "oodles.data.downloads", "oodles.data.folders"),
+    *(
+        "oodles.findings",
+        "oodles.names",
+        "oodles.plots",
+        "oodles.data.arrays",
+        "oodles.data.decoding",
+        "oodles.data.downloads",
+        "oodles.data.folders",
+    ),
     *("oodles.data.image_lists", "oodles.data.image_sets", "oodles.data.limits", "oodles.data.matlab"),
     *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
     *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
     *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
+    *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
 )
 REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
 

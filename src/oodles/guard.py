@@ -33,6 +33,7 @@ from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeE
 from oodles.explanation import Explanation, explain
 from oodles.features import Features
 from oodles.files import Key, Record
+from oodles.functional import label_probability
 from oodles.network.classes import class_names
 from oodles.network.extraction import extract
 from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
@@ -185,6 +186,19 @@ class Guard(nn.Module):
         The arguments are those of the model, ``guard(images)`` or ``guard(**tokens)``, or one batch as a loader gives
         it; labels are ignored.
         """
+        return self._judge(inputs, named)[0]
+
+    def with_probability(self, *inputs: Any, **named: Any) -> tuple[Verdict, Tensor]:
+        """The same verdict, and the model's probability of each label.
+
+        That is the largest of the softmax, or for a multi-label model the sigmoid of the largest logit.
+        """
+        verdict, logits = self._judge(inputs, named)
+        shown = self._forward is not None and self._forward.multilabel
+        return verdict, label_probability(logits, multilabel=shown if self.multilabel is None else self.multilabel)
+
+    def _judge(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Verdict, Tensor]:
+        """The verdict and the logits of the classes, which a model with a softmax at its end does not return."""
         logits, seen = self._run(inputs, named)
         columns = [seen[name] if name in seen else logits.new_empty(len(logits), 0) for name in self._columns]
         # scores are computed where and as the detector was fitted, whatever device and precision the model runs in
@@ -196,7 +210,8 @@ class Guard(nn.Module):
         # clipping would make an infinite activation an ordinary one; after the cast, in which a large number overflows
         # zero times a number is zero unless it is NaN or infinite: a third of the operations of isfinite
         score = (score + torch.cat([*used, score[:, None]], dim=1).mul(0).sum(dim=1)).to(logits.device)
-        return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
+        verdict = Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
+        return verdict, seen["logits"]
 
     @torch.no_grad()
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Pass:

@@ -39,7 +39,7 @@ def test_the_shell_is_given_commands_options_and_detectors_without_torch():
     *answers, torch = done.stdout.split("--\n")
     assert [answer.split() for answer in answers] == [
         ["select", "select-p"],
-        ["--checkpoint", "--csv"],
+        ["--checkpoint", "--csv", "--check"],
         ["react(90)+dice"],
         ["paper", "godin", "one-cycle"],
     ]

@@ -1,8 +1,10 @@
 import csv
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 import zipfile
@@ -23,6 +25,7 @@ from oodles.detectors.network_detector import steps_of
 from oodles.models import build_model, load, load_checkpoint
 from oodles.network.extraction import extract
 from oodles.persistence import load_guard
+from oodles.results.reading import read_rows
 
 WATCHED = """
     import torch
@@ -61,6 +64,9 @@ def watched(workspace, tmp_path):
     return tmp_path / "watched"
 
 
+COLUMNS = ["path", "label", "class_name", "probability", "score", "p_value", "is_id", "error"]
+
+
 def scores_of(out):
     return torch.tensor([verdict["score"] for verdict in json.loads(out)["verdicts"]])
 
@@ -74,14 +80,14 @@ def test_images_and_their_features_get_the_same_scores(fitted, oodles_run):
     stored = json.loads(out)
     assert images["detector"] == stored["detector"] == "dice(0.5)+energy"
     assert len(images["verdicts"]) == len(stored["verdicts"]) == 50
-    assert [one["input"] for one in images["verdicts"]][24:26] == ["test/blue/024.png", "test/red/000.png"]
-    assert [one["input"] for one in stored["verdicts"]][24:26] == [f"{fitted / 'test'}[24]", f"{fitted / 'test'}[25]"]
+    assert [one["path"] for one in images["verdicts"]][24:26] == ["test/blue/024.png", "test/red/000.png"]
+    assert [one["path"] for one in stored["verdicts"]][24:26] == [f"{fitted / 'test'}[24]", f"{fitted / 'test'}[25]"]
     for one, other in zip(images["verdicts"], stored["verdicts"], strict=True):
         assert one["label"] == other["label"]
         assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
         assert one["is_id"] == (one["score"] >= images["threshold"])
+        assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
     assert sum(one["is_id"] for one in stored["verdicts"]) >= 47, "the guard was calibrated on these"
-    assert images["skipped"] == stored["skipped"] == []
 
 
 @pytest.mark.parametrize("spec", ["odin(epsilon=0.004)", "mahalanobis(epsilon=0.002)", "react(90)+dice(0.5)", "knn(3)"])
@@ -123,7 +129,7 @@ def test_several_inputs_in_one_output(fitted, workspace, oodles_run, tmp_path):
     code, out, err = oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")
     assert code == 0, err
     verdicts = json.loads(out)["verdicts"]
-    names = [verdict["input"] for verdict in verdicts]
+    names = [verdict["path"] for verdict in verdicts]
     assert len(names) == 1 + 50 + 30 + 20 + 1
     assert names[0] == names[-1] == "test/red/003.png"
     assert names[51] == "green/000.png"
@@ -132,26 +138,40 @@ def test_several_inputs_in_one_output(fitted, workspace, oodles_run, tmp_path):
         json.loads(oodles_run("score", fitted / "guard", each, *NETWORK, "--json")[1])["verdicts"] for each in inputs
     ]
     joined = [verdict for part in alone for verdict in part]
-    assert [each["input"] for each in joined] == names
+    assert [each["path"] for each in joined] == names
     for one, other in zip(verdicts, joined, strict=True):
         assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
 
 
 def test_results_in_a_file(fitted, oodles_run, tmp_path):
-    _, out, _ = oodles_run("score", fitted / "guard", "test", "damaged", *NETWORK, "--skip-bad", "--csv")
-    printed = list(csv.DictReader(out.splitlines()))
-    for name in ("v.csv", "v.parquet", "v.npy"):
-        options = [*NETWORK, "--skip-bad", "--out", tmp_path / name]
-        code, out, err = oodles_run("score", fitted / "guard", "test", "damaged", *options)
-        assert (code, out) == (0, ""), err
+    _, out, _ = oodles_run("score", fitted / "guard", "test", "damaged", *NETWORK, "--csv")
+    _, document, _ = oodles_run("score", fitted / "guard", "test", "damaged", *NETWORK, "--json")
+    rows = json.loads(document)["verdicts"]
+    assert len(rows) == 54
+    assert all(list(row) == COLUMNS for row in rows)
+    for name in ("v.csv", "v.jsonl", "v.parquet", "v.npy"):
+        code, printed, err = oodles_run(
+            "score", fitted / "guard", "test", "damaged", *NETWORK, "--out", tmp_path / name
+        )
+        assert (code, printed) == (0, ""), err
         assert "of 53 in-distribution (dice(0.5)+energy >= " in err
-        assert err.rstrip().endswith(f", 1 skipped; written to {tmp_path / name}")
-    assert list(csv.DictReader((tmp_path / "v.csv").read_text().splitlines())) == printed
-    rows = parquet.read_table(tmp_path / "v.parquet").to_pylist()
-    assert [row["input"] for row in rows] == [row["input"] for row in printed]
-    scores = [float(row["score"] or "nan") for row in printed]
+        assert err.rstrip().endswith(f", 1 with an error; written to {tmp_path / name}")
+    assert (tmp_path / "v.csv").read_text() == out
+    assert out.splitlines()[0].split(",") == COLUMNS
+    assert [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()] == rows
+    assert parquet.read_table(tmp_path / "v.parquet").to_pylist() == rows
+    scores = [math.nan if row["score"] is None else row["score"] for row in rows]
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), scores)
-    np.testing.assert_array_equal([math.nan if row["score"] is None else row["score"] for row in rows], scores)
+    jobs = {f"v.{kind}.job" for kind in ("csv", "jsonl", "parquet")}
+    assert {path.name for path in tmp_path.iterdir()} == jobs | {"v.csv", "v.jsonl", "v.parquet", "v.npy"}
+
+
+def test_the_probability_is_that_of_the_label(fitted, workspace, oodles_run):
+    _, out, _ = oodles_run("score", fitted / "guard", "test", *NETWORK, "--json")
+    logits = extract(network(workspace), loader(workspace / "test")).logits
+    expected = logits.softmax(dim=1).amax(dim=1)
+    found = torch.tensor([row["probability"] for row in json.loads(out)["verdicts"]])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_stored_features_in_a_file(fitted, oodles_run, tmp_path):
@@ -164,8 +184,18 @@ def test_stored_features_in_a_file(fitted, oodles_run, tmp_path):
 def test_options_for_files_that_exclude_each_other(fitted, refused, tmp_path):
     command = ["score", fitted / "guard", "test", *NETWORK]
     assert "leave out --csv and --json" in refused(*command, "--out", tmp_path / "v.csv", "--json")
-    assert "must end in .parquet, .csv or .npy" in refused(*command, "--out", tmp_path / "v.txt")
+    assert "must end in .jsonl, .csv, .parquet or .npy" in refused(*command, "--out", tmp_path / "v.txt")
+    for option in ("--resume", "--force"):
+        assert "give its name with --out" in refused(*command, option)
+    assert "--resume continues an output and --force replaces it" in refused(
+        *command, "--out", tmp_path / "v.csv", "--resume", "--force"
+    )
+    assert "v.npy cannot be resumed" in refused(*command, "--out", tmp_path / "v.npy", "--resume")
+    assert "--max-ood-rate 0.2 is for --check" in refused(*command, "--max-ood-rate", "0.2")
+    assert "must lie between 0 and 1" in refused(*command, "--check", "--max-ood-rate", "10")
+    assert "must lie between 0 and 1" in refused(*command, "--check", "--max-ood-rate", "nan")
     assert "--ray writes a folder, --out FOLDER" in refused(*command, "--ray")
+    assert "leave out --resume, --force, --check" in refused(*command, "--ray", "--out", tmp_path / "new", "--check")
     ray = [*command, "--ray", "--out"]
     assert "exists already; give a new folder" in refused(*ray, tmp_path)
     assert "has --ray-workers in place of --workers" in refused(*ray, tmp_path / "new", "--workers", "2")
@@ -207,42 +237,77 @@ def test_an_output_that_is_not_finite_is_never_in_distribution(workspace, watche
     assert code == 0, err
     bright, dark = json.loads(out, parse_constant=pytest.fail)["verdicts"]
     assert bright["score"] is not None
-    assert bright["class"] == ("night", "day")[bright["label"]], "the guard knows the names of the classes"
+    assert bright["class_name"] == ("night", "day")[bright["label"]], "the guard knows the names of the classes"
     assert (dark["score"], dark["is_id"]) == (None, False)
     assert dark["error"] == "the network gives NaN or infinite values for it"
-    assert "error" not in bright
+    assert bright["error"] is None
+    assert {dark[name] for name in ("label", "class_name", "probability", "p_value")} == {None}
     code, out, _ = oodles_run("score", watched, tmp_path / "a.png", tmp_path / "b.png", *options, "--csv")
     rows = list(csv.DictReader(out.splitlines()))
-    assert [rows[0]["class"], rows[1]["score"], rows[1]["is_id"]] == [bright["class"], "", "false"]
+    assert [rows[0]["class_name"], rows[1]["score"], rows[1]["is_id"]] == [bright["class_name"], "", "false"]
 
 
-def test_skipped_files_are_part_of_the_output(fitted, workspace, oodles_run, refused):
-    command = ["score", fitted / "guard", "damaged", "test/red/003.png", *NETWORK]
-    assert "1 of 5 images cannot be read (damaged/broken.png: " in refused(*command)
-    command += ["--batch-size", "2"]
-    code, out, err = oodles_run(*command, "--skip-bad", "--json")
+def test_a_file_that_cannot_be_read_is_a_row_with_an_error(fitted, workspace, oodles_run):
+    command = ["score", fitted / "guard", "damaged", "test/red/003.png", *NETWORK, "--batch-size", "2"]
+    code, out, err = oodles_run(*command, "--json")
     assert code == 0, err
-    document = json.loads(out)
-    good = [*(f"damaged/00{place}.png" for place in range(3)), "test/red/003.png"]
-    assert [verdict["input"] for verdict in document["verdicts"]] == good
-    (skipped,) = document["skipped"]
-    assert skipped["input"] == "damaged/broken.png"
-    assert skipped["problem"]
-    code, out, err = oodles_run(*command, "--skip-bad", "--csv")
+    verdicts = json.loads(out)["verdicts"]
+    assert [row["path"] for row in verdicts] == [
+        *(f"damaged/00{place}.png" for place in range(3)),
+        "damaged/broken.png",
+        "test/red/003.png",
+    ]
+    bad = verdicts.pop(3)
+    assert bad["error"]
+    assert bad == dict.fromkeys(COLUMNS) | {"path": "damaged/broken.png", "is_id": False, "error": bad["error"]}
+    assert {row["error"] for row in verdicts} == {None}
+    assert "1 with an error, of 5" in err
+    code, out, _ = oodles_run(*command, "--csv")
     assert code == 0
-    assert out.splitlines()[4] == "damaged/broken.png,,,,"
-    assert f"skipped damaged/broken.png: {skipped['problem']}" in err
-    code, out, err = oodles_run(*command, "--skip-bad")
+    assert list(csv.reader(out.splitlines()))[4] == ["damaged/broken.png", *[""] * 5, "false", bad["error"]]
+    code, out, err = oodles_run(*command)
     assert code == 0
-    assert out.splitlines()[3] == f"skipped  damaged/broken.png: {skipped['problem']}"
+    assert out.splitlines()[3] == f"error  damaged/broken.png: {bad['error']}"
     assert " of 4 in-distribution " in err
-    assert err.rstrip().endswith(", 1 skipped")
+    assert err.rstrip().endswith(", 1 with an error")
+
+
+def test_a_job_of_bad_files_alone_goes_on(fitted, workspace, oodles_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "broken.zip").write_bytes(b"PK no archive")
+    (tmp_path / "broken.npy").write_bytes(b"no array")
+    files = [tmp_path / name for name in ("notes.txt", "broken.zip", "broken.npy")]
+    code, out, err = oodles_run("score", fitted / "guard", "damaged/broken.png", *files, *NETWORK, "--json")
+    assert code == 0, err
+    rows = json.loads(out)["verdicts"]
+    assert [row["path"] for row in rows] == ["damaged/broken.png", *map(str, files)]
+    assert all(row["error"] and not row["is_id"] for row in rows)
+    assert rows[2]["error"].startswith("is not a complete zip archive")
 
 
 def test_nothing_to_score_is_an_error(fitted, workspace, refused):
     assert "empty holds no images" in refused("score", fitted / "guard", "empty", *NETWORK)
-    line = refused("score", fitted / "guard", "damaged/broken.png", *NETWORK, "--skip-bad", "--json")
-    assert "none of 1 images can be read" in line
+    assert "test/*.gif does not exist, and as a pattern it matches no file" in refused(
+        "score", fitted / "guard", "test/*.gif", *NETWORK
+    )
+
+
+def test_a_check_sets_the_exit_code(fitted, workspace, oodles_run, tmp_path):
+    command = ["score", fitted / "guard", "test", *NETWORK, "--check"]
+    code, out, err = oodles_run(*command, "--json")
+    rows = json.loads(out)["verdicts"]
+    rate = sum(not row["is_id"] for row in rows) / len(rows)
+    assert (code, rate <= 0.1) == (0, True), err
+    code, _, err = oodles_run(*command, "--max-ood-rate", rate)
+    assert code == 0, "the largest rate itself is allowed"
+    code, _, err = oodles_run(*command[:3], "damaged/broken.png", *command[3:], "--max-ood-rate", rate)
+    assert code == 3, "an input with an error is not ID"
+    assert "check failed: " in err.splitlines()[-1]
+    code, _, err = oodles_run("score", fitted / "guard", "damaged/broken.png", *NETWORK, "--check", "--max-ood-rate", 1)
+    assert code == 0, err
+    out = tmp_path / "r.csv"
+    for more in ([], ["--resume"]):
+        assert oodles_run("score", fitted / "guard", "damaged", *NETWORK, "--check", "--out", out, *more)[0] == 3
 
 
 def test_files_that_are_not_images_are_pointed_out(fitted, workspace, oodles_run, tmp_path):
@@ -333,3 +398,16 @@ def test_a_guard_saved_from_python_is_not_given_imagenet_statistics(workspace, o
     unknown.save(tmp_path / "unknown")
     line = refused("score", tmp_path / "unknown", "train", *options)
     assert "does not record how images were preprocessed" in line
+
+
+def test_a_bar_on_a_terminal_counts_rejected_inputs_and_errors(fitted, workspace, tmp_path):
+    out = tmp_path / "r.csv"
+    line = [sys.executable, "-m", "oodles", "score", fitted / "guard", "grey", "damaged", *NETWORK, "--out", out]
+    terminal, end = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    subprocess.run(line, cwd=workspace, env=environment, stderr=end, check=True, timeout=60)
+    os.close(end)
+    shown = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", os.read(terminal, 1 << 16).decode())
+    os.close(terminal)
+    rejected = sum(not row.is_id and row.error is None for row in read_rows(out))
+    assert f"24/24 {rejected} OOD, 1 errors" in shown

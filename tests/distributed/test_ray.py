@@ -26,6 +26,7 @@ from oodles.features import Features
 from oodles.models import load
 from oodles.models.shipped import GUARD, shipped_folder
 from oodles.network.extraction import extract
+from oodles.results.rows import COLUMNS
 
 ray = pytest.importorskip("ray")
 
@@ -75,10 +76,11 @@ def features(photos):
     return images.names, extract(load(NETWORK), ImageLoader(images, CIFAR))
 
 
-def check_verdicts(table, features, photos, key):
+def check_verdicts(table, features, photos):
     """Every input is there once, with the verdict of one process, or with an error if it cannot be read."""
+    assert tuple(table.column_names) == COLUMNS
     assert table.num_rows == IMAGES + BAD
-    rows = {row.pop(key): row for row in table.to_pylist()}
+    rows = {row.pop("path"): row for row in table.to_pylist()}
     assert set(rows) == {str(path) for path in photos.iterdir()}
     paths, alone = features
     guard = oodles.Guard.load(SAVED, load(NETWORK))
@@ -88,9 +90,11 @@ def check_verdicts(table, features, photos, key):
     assert [row["is_id"] for row in good] == (scores >= guard.threshold.value).tolist()
     assert 0 < sum(row["is_id"] for row in good) < IMAGES, "the images should not all be alike"
     labels = alone.logits.argmax(dim=1).tolist()
-    assert [(row["label"], row["class"]) for row in good] == [(label, guard.class_names[label]) for label in labels]
+    assert [(row["label"], row["class_name"]) for row in good] == [
+        (label, guard.class_names[label]) for label in labels
+    ]
     assert {row["error"] for row in good} == {None}
-    nothing = {"label": None, "class": None, "score": None, "is_id": False}
+    nothing = dict.fromkeys(("label", "class_name", "probability", "score", "p_value")) | {"is_id": False}
     assert all(row["error"] and row | nothing == row for row in rows.values())
     assert rows[str(photos / "empty.jpg")]["error"] == "empty file"
 
@@ -120,7 +124,7 @@ def test_a_worker_that_is_killed_in_the_middle(photos, features, tmp_path):
     verdicts = distributed.score(distributed.from_paths(photos.iterdir()), slow_guard, workers=distributed.Workers(2))
     table = pyarrow.concat_tables(verdicts.iter_batches(batch_format="pyarrow", batch_size=None))
     assert len(list(tmp_path.iterdir())) >= 3, "a third worker took the place of the one that was killed"
-    check_verdicts(table, features, photos, "path")
+    check_verdicts(table, features, photos)
 
 
 def test_extract_writes_the_features_of_one_process(photos, features, tmp_path):
@@ -164,7 +168,7 @@ def test_the_command_writes_a_folder_of_parquet_files(photos, features, tmp_path
     assert said.out == ""
     assert f"of {IMAGES} in-distribution (" in said.err
     assert f", {BAD} with an error; written to {tmp_path / 'out'}" in said.err
-    check_verdicts(pyarrow.parquet.read_table(tmp_path / "out"), features, photos, "input")
+    check_verdicts(pyarrow.parquet.read_table(tmp_path / "out"), features, photos)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos.parquet"]
 
 

@@ -16,6 +16,7 @@ from oodles.detectors import parse
 from oodles.distributed.ray_workers import NOT_FINITE, Extractor, Scorer, describe, merge, observe
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.network.extraction import extract
+from oodles.results.rows import COLUMNS
 
 IMAGES = 9
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -126,15 +127,17 @@ def test_verdicts_on_images_and_on_their_features_are_those_of_the_guard(model, 
     work = Scorer(lambda: guard, None, 4)
     for given in (rows, extractor(model)(rows)):
         table = work(given)
-        assert table.column_names == ["path", "label", "class", "score", "is_id", "error"]
+        assert table.column_names == [*COLUMNS]
         *found, errors = (table[name].to_pylist() for name in table.column_names[1:])
-        assert [column.pop(4) for column in found] == [None, None, None, False]
+        assert [column.pop(4) for column in found] == [None, None, None, None, None, False]
         assert errors.pop(4).endswith("cannot be read (No such file or directory)")
         assert errors == [None] * IMAGES
-        labels, classes, scores, accepted = found
+        labels, classes, chances, scores, p_values, accepted = found
         assert labels == verdict.label.tolist()
         assert classes == ["abcdefgh"[label] for label in labels]
         torch.testing.assert_close(torch.tensor(scores), verdict.score, **CLOSE)
+        torch.testing.assert_close(torch.tensor(chances), verdict.logits.softmax(dim=1).amax(dim=1), **CLOSE)
+        assert p_values == guard.threshold.p_values(scores).tolist()
         assert accepted == verdict.is_id.tolist()
         assert 0 < sum(accepted) < IMAGES
 

@@ -47,7 +47,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
-    "wrong), 130 interrupted, 1 a bug in oodles (OODLES_DEBUG=1 in the environment shows the traceback).",
+    "wrong), 3 too many inputs are not ID (oodles score --check), 130 interrupted, 1 a bug in oodles (OODLES_DEBUG=1 "
+    "in the environment shows the traceback).",
 )
 UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 

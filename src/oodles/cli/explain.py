@@ -1,5 +1,6 @@
 """``oodles explain``."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -93,10 +94,18 @@ def explain(
     batches = over_images(loader, device, judge, lambda name, problem: Explained(name, problem=problem))
     if as_json:
         about = {"detector": saved.detector.spec, "threshold": saved.threshold.value}
-        print_json(batches, about, "explanations")
+        skipped: list[dict[str, str]] = []
+        print_json(_records(batches, skipped), about, "explanations", {"skipped": skipped})
         return
     for batch in batches:
         for each in batch:
             say(f"skipped  {each.input}: {each.problem}" if each.problem else f"{each.input}:")
             if not each.problem:
                 typer.echo(indent(str(each.explanation), "  "))
+
+
+def _records(batches: Iterable[list[Explained]], skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:
+    """The explanations as plain data; what has none is added to ``skipped``."""
+    for batch in batches:
+        skipped += [{"input": each.input, "problem": each.problem} for each in batch if each.problem]
+        yield [each.as_record() for each in batch if not each.problem]

@@ -1,5 +1,7 @@
 """What the commands that use a guard share: which guard, which inputs, which model, which preprocessing."""
 
+import hashlib
+import json
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +34,10 @@ SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
 
 def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple[Path | None, list[Path]]:
     """The guard, or None if the first path is not one, and the inputs."""
-    guard, inputs = (paths[0], [*paths[1:]]) if is_guard(paths[0]) else (None, [*paths])
+    guard, inputs = (paths[0], [*paths[1:]]) if _is_any_guard(paths[0]) else (None, [*paths])
     if not inputs:
         raise ArgumentError(f"{command} needs an input besides the guard {guard}; give images or a folder of them")
-    later = next((path for path in inputs if is_guard(path)), None)
+    later = next((path for path in inputs if _is_any_guard(path)), None)
     if later is not None:
         raise ArgumentError(f"{later} is a guard; {command} takes one guard, before the inputs")
     if guard is None and model is not None:
@@ -44,6 +46,17 @@ def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple
             "`oodles fit` before the inputs"
         )
     return guard, inputs
+
+
+def is_exported_guard(path: Path) -> bool:
+    """Whether a folder or a ``.zip`` holds an exported guard, which contains its model."""
+    from oodles.deploy.artefact import is_exported
+
+    return is_exported(path)
+
+
+def _is_any_guard(path: Path) -> bool:
+    return is_guard(path) or is_exported_guard(path)
 
 
 def open_inputs(paths: Sequence[Path]) -> list["ImageSet | Path"]:
@@ -58,14 +71,15 @@ def open_inputs(paths: Sequence[Path]) -> list["ImageSet | Path"]:
         if stored:
             sources += group
         else:
-            sets = [_name_by_path(path, open_images(path)) for path in group]
+            sets = [name_by_path(path, open_images(path)) for path in group]
             for images in sets:
                 report_ignored(images)
             sources.append(_join(sets))
     return sources
 
 
-def _name_by_path(path: Path, images: "ImageSet") -> "ImageSet":
+def name_by_path(path: Path, images: "ImageSet") -> "ImageSet":
+    """The images with names that lead to them from where ``path`` does."""
     if [*images.names] == [str(path)]:
         return images
     folder = path.parent if path.is_file() and path.suffix.lower() != ".zip" else path
@@ -99,6 +113,8 @@ def over_images(
     import torch
     from rich.progress import Progress
 
+    from oodles.data.loaders import normalise
+
     order = iter(loader.images.names)
     seen = skipped = 0
     # lines on a terminal show the progress themselves
@@ -107,7 +123,7 @@ def over_images(
         for pixels, _ in bar.track(loader.pixels(), total=len(loader), description="images"):
             names, problems = loader.names[seen:], loader.skipped[skipped:]
             seen, skipped = seen + len(names), skipped + len(problems)
-            images = loader.transform.normalise(pixels.to(device))
+            images = normalise(loader.transform, pixels.to(device))
             # the layout that convolutions on a CPU are fastest in
             judged = judge(names, images.contiguous(memory_format=torch.channels_last))
             found = dict(zip(names, judged, strict=True))
@@ -162,6 +178,11 @@ class SavedGuard:
         if device is not None:
             network.to(usable_device(device))
         return Guard.restore(self.folder, network, self.detector, self.threshold, self.record)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the guard's record, which names the checksum of its tensors and the fingerprint of its model."""
+        return hashlib.sha256(json.dumps(self.record, sort_keys=True).encode()).hexdigest()
 
     def check_features(self, path: Path) -> None:
         """Raise if the features in a folder came from another model than the guard's."""

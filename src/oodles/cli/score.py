@@ -1,27 +1,32 @@
 """``oodles score``."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
+from oodles.cli.checks import MOST_WORKERS, ImageOptions, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
-from oodles.cli.guards import SavedGuard, load_saved, open_inputs, over_images, split_paths
+from oodles.cli.guards import is_exported_guard, load_saved, split_paths
+from oodles.cli.inputs import Batch, InputSequence
+from oodles.cli.outputs import Output
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
-from oodles.cli.verdicts import Outcome, check_file, print_csv, print_json, print_text, write_file
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from oodles.cli.scorers import Scorer
+    from oodles.cli.scoring import Counts
+    from oodles.results.rows import Row
 
-    from oodles.data.loaders import ImageLoader
-    from oodles.features import Features
-    from oodles.guard import Guard
+CHECK_FAILED = 3  # the exit code
+MAX_OOD_RATE = 0.1
+# torch's threads would spin while they wait for each other, and take the cores from the threads that decode
+SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def score(
@@ -29,8 +34,10 @@ def score(
         list[Path],
         Argument(
             metavar="[GUARD] INPUTS",
-            help="A folder made by oodles fit, then images, folders or .zip files of images, CIFAR batches, or "
-            "features made by oodles extract. Without a guard: a small CIFAR-10 network that comes with oodles.",
+            help="A guard made by oodles fit, or an exported one, then images, folders or .zip files of images, "
+            "patterns such as 'photos/**/*.jpg', .npy files of uint8 (n, height, width, 3), CIFAR batches, features "
+            "made by oodles extract, or - for a list on standard input, one path per line. Without a guard: a small "
+            "CIFAR-10 network that comes with oodles.",
         ),
     ],
     model: common.GuardedModelOption = None,
@@ -41,22 +48,32 @@ def score(
     std: common.KnownStdOption = None,
     batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
     workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
+    threads: Annotated[int | None, Option(help="Threads that the network runs on. Default: one per core.")] = None,
     device: common.DeviceOption = None,
     key: common.KeyOption = None,
-    skip_bad: common.SkipOption = False,
     out: Annotated[
         Path | None,
         Option(
-            help="Write the results to this file and print nothing: .parquet, .csv, or .npy for the scores alone. The "
-            "file appears when it is complete. With --ray: a new folder of Parquet files."
+            help="Write the results to this file and print nothing: .jsonl, .csv, .parquet, or .npy for the scores "
+            "alone. Lines are added batch by batch; Parquet and NumPy files appear when they are complete. With --ray: "
+            "a new folder of Parquet files."
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        Option(
+            "--resume",
+            help="Continue the file --out after an interruption. Guard, options and inputs must be the same, and the "
+            "result is that of an uninterrupted run. If there is no such file, it is begun.",
+        ),
+    ] = False,
+    force: Annotated[bool, Option("--force", help="Replace the file --out if it exists.")] = False,
     as_csv: Annotated[
         bool,
         Option(
             "--csv",
-            help="Print CSV and nothing else, with the columns input,label,class,score,is_id. "
-            "Control characters in names are escaped.",
+            help="Print CSV and nothing else, with the columns path, label, class_name, probability, score, p_value, "
+            "is_id, error. Control characters in names are escaped.",
         ),
     ] = False,
     as_json: Annotated[
@@ -67,6 +84,13 @@ def score(
             "command fails halfway.",
         ),
     ] = False,
+    check: Annotated[
+        bool,
+        Option("--check", help="Exit with code 3 if the fraction of inputs that are not ID is above --max-ood-rate."),
+    ] = False,
+    max_ood_rate: Annotated[
+        float | None, Option(help=f"For --check, from 0 to 1; inputs with an error count. Default: {MAX_OOD_RATE}.")
+    ] = None,
     use_ray: Annotated[
         bool,
         Option(
@@ -85,100 +109,129 @@ def score(
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
 
-    Results are printed or written batch by batch, and memory does not grow with the number of images. If the network's
-    output for an input is not finite, the score is null in JSON and Parquet, with an error text, and empty in CSV, and
-    the input is not in-distribution.
+    Results are printed or written batch by batch, and memory does not grow with the number of images. An input that
+    cannot be read, or for which the network's output is not finite, has an error text in place of label and scores, is
+    not in-distribution, and stops nothing. p_value is empty if the guard keeps no calibration scores.
 
-    Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt
+    Exit codes: 0 if all inputs were processed, errors or not; 3 if --check fails; 2 if the command is refused.
+
+    Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt --out results.parquet --resume
 
     To try it without a model of your own: oodles score photo.jpg
     """
-    if as_csv and as_json:
-        raise ArgumentError("--csv and --json exclude each other; give one of them")
-    if out is not None and (as_csv or as_json):
-        raise ArgumentError("--out writes a file and prints no results; leave out --csv and --json")
+    output = Output(out, as_csv, as_json, resume, force)
     check_number("--batch-size", batch_size)
     check_number("--workers", workers, most=MOST_WORKERS)
+    check_number("--threads", threads, most=MOST_WORKERS)
     check_checkpoints([checkpoint])
+    limit = _check_rate(check, max_ood_rate)
     options = image_options(size, resize, mean, std)
     guard, inputs = split_paths("score", paths, model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
             raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
+        if resume or force or check or threads is not None:
+            raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
         cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
         score_with_ray(cluster, guard, inputs, out, options, key, model, checkpoint, device)
         return
-    if out is not None:
-        check_file(out)
-    sources = open_inputs(inputs)
-
-    from oodles.data.loaders import WORKERS, ImageLoader
-    from oodles.features import Features
-
-    saved = load_saved(guard, key)
-    guarded: Guard | None = None
-    parts: list[Iterator[list[Outcome]]] = []
-    for source in sources:
-        if isinstance(source, Path):
-            saved.check_features(source)
-            parts.append(_score_features(saved, source, Features.load(source)))
-            continue
-        transform = saved.preprocessing(options)
-        loader = ImageLoader(
-            source, transform, labels=False, skip_bad=skip_bad, batch_size=batch_size, workers=workers or WORKERS
-        )
-        if guarded is None:
-            guarded = saved.with_model(model, checkpoint, device)
-        parts.append(_score_images(guarded, loader, device))
-    counts: Counter[str] = Counter()
-    batches = _counting(chain.from_iterable(parts), counts)
-    spec, limit = saved.detector.spec, saved.threshold.value
-    if out is not None:
-        write_file(out, batches)
-    elif as_json:
-        print_json(batches, {"detector": spec, "threshold": limit}, "verdicts")
-    elif as_csv:
-        print_csv(batches)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)  # read when torch is imported
+    output.check_file()
+    sequence = InputSequence(inputs)
+    if guard is not None and is_exported_guard(guard):
+        scorer = _open_exported(guard, threads, options, model, checkpoint, device, key)
     else:
-        print_text(batches)
-    if not as_json and not as_csv:
-        skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
-        where = "" if out is None else f"; written to {out}"
-        share = f"{counts['ID']} of {counts['ID'] + counts['OOD']} in-distribution"
-        notice(f"{share} ({spec} >= {limit:.7g}){skipped}{where}")
+        scorer = _load_saved(guard, threads, options, model, checkpoint, device, key)
+    counts = _run(scorer, sequence, output, batch_size, workers)
+    _report(counts, scorer, output)
+    if limit is not None and counts.ood_rate > limit:
+        notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {limit:g}")
+        raise typer.Exit(CHECK_FAILED)
 
 
-def _score_features(saved: SavedGuard, folder: Path, features: "Features") -> Iterator[list[Outcome]]:
-    """Verdicts on the rows of a feature store."""
-    class_names = saved.class_names or features.class_names
-    start = 0
-    for batch in features.batches():
-        names = [f"{folder}[{row}]" for row in range(start, start + len(batch))]
-        scores = saved.detector.score(batch)
-        yield _verdicts(names, batch.logits.argmax(dim=1), scores, saved.threshold.is_id(scores), class_names)
-        start += len(batch)
+def _check_rate(check: bool, rate: float | None) -> float | None:
+    """The largest rate that ``--check`` allows; None without a check."""
+    if rate is not None and not check:
+        raise ArgumentError(f"--max-ood-rate {rate:g} is for --check; give both")
+    if rate is not None and not 0 <= rate <= 1:
+        raise ArgumentError(f"--max-ood-rate {rate:g} must lie between 0 and 1; it is a fraction: 0.1, not 10")
+    return (MAX_OOD_RATE if rate is None else rate) if check else None
 
 
-def _score_images(guard: "Guard", loader: "ImageLoader", device: str | None) -> Iterator[list[Outcome]]:
-    """Verdicts on images; those that were skipped are in their places."""
+def _open_exported(
+    guard: Path,
+    threads: int | None,
+    options: ImageOptions,
+    model: str | None,
+    checkpoint: Path | None,
+    device: str | None,
+    key: Path | None,
+) -> "Scorer":
+    """An exported guard, which has everything that options would describe."""
+    from oodles.cli.scorers import ExportedScorer
 
-    def judge(names: list[str], images: "Tensor") -> list[Outcome]:
-        verdict = guard(images)
-        return _verdicts(names, verdict.label, verdict.score, verdict.is_id, guard.class_names)
-
-    return over_images(loader, device, judge, lambda name, problem: Outcome(name, problem=problem))
-
-
-def _verdicts(
-    names: Sequence[str], label: "Tensor", score: "Tensor", is_id: "Tensor", class_names: Sequence[str]
-) -> list[Outcome]:
-    rows = zip(names, label.tolist(), score.tolist(), is_id.tolist(), strict=True)
-    known = dict(enumerate(class_names))
-    return [Outcome(name, number, known.get(number), value, accepted) for name, number, value, accepted in rows]
+    given = {"--model": model, "--checkpoint": checkpoint, "--key": key}
+    given |= {f"--{name}": getattr(options, name) for name in ("size", "resize", "mean", "std")}
+    unused = next((name for name, value in given.items() if value is not None), None)
+    if unused is not None:
+        raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out {unused}")
+    return ExportedScorer.open(guard, device or "cpu", threads)
 
 
-def _counting(batches: Iterable[list[Outcome]], counts: "Counter[str]") -> Iterator[list[Outcome]]:
-    """The same batches; ``counts`` says how many inputs were ID, OOD and skipped so far."""
-    for batch in batches:
-        counts.update("skipped" if each.problem else "ID" if each.is_id else "OOD" for each in batch)
-        yield batch
+def _load_saved(
+    guard: Path | None,
+    threads: int | None,
+    options: ImageOptions,
+    model: str | None,
+    checkpoint: Path | None,
+    device: str | None,
+    key: Path | None,
+) -> "Scorer":
+    """A saved guard, or that of the network that comes with oodles."""
+    from oodles.cli.scorers import SavedScorer
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return SavedScorer(load_saved(guard, key), options, model, checkpoint, device)
+
+
+def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int | None) -> "Counts":
+    """Score all inputs; returns how many were accepted."""
+    from oodles.cli.scoring import Counts, progress, score_batches
+    from oodles.results.jobs import Job
+
+    scorer.prepare(sequence.stores, sequence.has_images)
+    transform = scorer.preprocessing() if sequence.has_images else None
+    batches = sequence.batches(batch_size)
+    first = next(batches, None)
+    if first is None:
+        raise DataError("standard input lists no paths; give one per line")
+    threshold, counts = scorer.threshold, Counts()
+    recorded = None if transform is None else transform.as_record()
+    job = Job(scorer.detector, threshold.value, threshold.id_rate, scorer.identity, recorded, batch_size)
+    with progress(sequence.total, counts, output.shows_progress) as move:
+
+        def scored(left: Iterator[Batch]) -> Iterator[list["Row"]]:
+            for rows in score_batches(scorer, left, transform, workers):
+                counts.add(rows)
+                move()
+                yield rows
+
+        output.deliver(job, chain([first], batches), scored, counts.add)
+    return counts
+
+
+def _report(counts: "Counts", scorer: "Scorer", output: Output) -> None:
+    """One line on standard error: how many were accepted, and how many have an error."""
+    errors = f"{counts.errors} with an error" if counts.errors else ""
+    if output.as_csv or output.as_json:
+        if errors:
+            notice(f"{errors}, of {counts.total}")
+        return
+    share = f"{counts.accepted} of {counts.accepted + counts.rejected} in-distribution"
+    rule = f"{scorer.detector} >= {scorer.threshold.value:.7g}"
+    where = "" if output.out is None else f"; written to {output.out}"
+    notice(f"{share} ({rule}){errors and f', {errors}'}{where}")

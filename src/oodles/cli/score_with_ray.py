@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oodles.cli.checks import ImageOptions, check_number, is_store
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import load_saved, open_inputs
+from oodles.cli.guards import is_exported_guard, load_saved, open_inputs
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def score_with_ray(
 
     from oodles.distributed import ray as distributed
 
+    if guard is not None and is_exported_guard(guard):
+        raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
     saved = load_saved(guard, key)
     transform = saved.preprocessing(options)
     saved.with_model(model, checkpoint, None)  # what is wrong with it is said before any worker starts
@@ -68,7 +70,7 @@ def score_with_ray(
     workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
     with _connected(cluster.address), _one_line_errors():
         rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
-        verdicts = distributed.score(rows, load, transform, workers=workers).rename_columns({"path": "input"})
+        verdicts = distributed.score(rows, load, transform, workers=workers)
         accepted, unread, total = _write(verdicts, out, rows.count())
     share = f"{accepted} of {total - unread} in-distribution ({saved.detector.spec} >= {saved.threshold.value:.7g})"
     notice(f"{share}{f', {unread} with an error' if unread else ''}; written to {out}")

@@ -3,13 +3,15 @@
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from oodles.data.image_sets import ImageSet, decode
 from oodles.data.limits import PIXELS
@@ -18,6 +20,24 @@ from oodles.errors import ArgumentError, DataError
 
 BATCH_SIZE = 256
 WORKERS = min(16, max(2, os.cpu_count() or 2))
+
+
+class Prepared(NamedTuple):
+    """The pixels ``(3, size, size)`` of an image, or why it cannot be read."""
+
+    pixels: npt.NDArray[np.uint8] | None
+    problem: str | None
+
+
+def prepare(opener: Callable[[], AbstractContextManager[Image.Image]], transform: Transform) -> Prepared:
+    """Decode, resize and crop one image, within the limit on pixels that are decoded at the same time."""
+    try:
+        with opener() as image, PIXELS.take(transform.pixels(*image.size)):
+            pixels = transform(decode(image))
+            image.close()  # gives its memory back before others may take it
+            return Prepared(pixels, None)
+    except Exception as error:  # one corrupt image must not stop the others
+        return Prepared(None, " ".join(str(error).split()) or type(error).__name__)
 
 
 class DecodedBatch(NamedTuple):
@@ -103,14 +123,8 @@ class ImageDecoder:
         return "; ".join(self.bad[:3]) + ("; ..." if len(self.skipped) > 3 else "")
 
     def _decode(self, row: int) -> "_Decoded":
-        try:
-            with self.images.open(row) as image, PIXELS.take(self.transform.pixels(*image.size)):
-                pixels = self.transform(decode(image))
-                image.close()  # gives its memory back before others may take it
-                return _Decoded(row, pixels, None)
-        except Exception as error:  # one corrupt image must not stop the others
-            problem = " ".join(str(error).split()) or type(error).__name__
-            return _Decoded(row, None, (self.images.names[row], problem))
+        pixels, problem = prepare(lambda: self.images.open(row), self.transform)
+        return _Decoded(row, pixels, None if problem is None else (self.images.names[row], problem))
 
 
 class PixelBatches(ImageDecoder):

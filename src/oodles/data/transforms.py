@@ -13,7 +13,7 @@ from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,6 @@ class Transform:
             resized = f"{target[0]} x {target[1]} when resized"
             raise DataError(f"{width} x {height} pixels would become {resized}, more than {MAX_PIXELS:,}")
         return target
-
-    def normalise(self, pixels: "Tensor") -> "Tensor":
-        """What :func:`oodles.data.loaders.normalise` makes of the pixels; PyTorch is imported only here."""
-        from oodles.data.loaders import normalise
-
-        return normalise(self, pixels)
 
     def as_record(self) -> dict[str, Any]:
         """The settings as plain values, for JSON."""

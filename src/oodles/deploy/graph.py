@@ -21,6 +21,7 @@ from oodles.deploy.preprocessing import IMAGES, preprocessing_graph
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
 from oodles.errors import ArgumentError
+from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
 
 OPSET, IR_VERSION = 20, 10
@@ -62,8 +63,7 @@ class GuardGraph(nn.Module):
         # NaN for a row with a value that is not finite: zero times such a value is NaN
         score = score + sum((column * 0).sum(dim=1) for column in (*used, score[:, None]))
         logits = columns["logits"].float()
-        largest, label = logits.max(dim=1)
-        probability = torch.sigmoid(largest) if self._multilabel else torch.softmax(logits, dim=1).amax(dim=1)
+        label, probability = logits.argmax(dim=1), label_probability(logits, multilabel=self._multilabel)
         is_id = (score >= threshold) & (score < math.inf)
         return output, label, probability, score, self._p_values(score), is_id
 

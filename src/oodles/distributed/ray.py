@@ -164,8 +164,9 @@ def score(
     """Verdicts on images or features, computed as the Dataset is consumed, for example by ``.write_parquet(folder)``.
 
     ``load`` returns the guard and is called once in each worker; ``transform`` is needed if the guard does not record
-    its preprocessing. The columns are ``path``, ``label``, ``class``, ``score``, ``is_id`` and ``error``. Without a
-    score, because an image cannot be read or the network gives NaN for it, ``is_id`` is false.
+    its preprocessing. The columns are those of ``oodles score``: ``path``, ``label``, ``class_name``, ``probability``,
+    ``score``, ``p_value``, ``is_id`` and ``error``. With an error, because an image cannot be read or the network gives
+    NaN for it, ``is_id`` is false and the others are null.
     """
     check_path(rows.columns(fetch_if_missing=False))
     settings = (load, transform, workers.batch_size)

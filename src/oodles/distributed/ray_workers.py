@@ -20,6 +20,7 @@ from oodles.detectors import Detector
 from oodles.detectors.network_detector import layers_of
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
+from oodles.functional import label_probability
 from oodles.guard import Guard
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.self_test import Noise
@@ -199,24 +200,30 @@ class Scorer:
         """Verdicts; what an input does not have is null."""
         import pyarrow as pa
 
-        labels, scores, accepted, errors = self._stored(rows) if are_features(rows.column_names) else self._images(rows)
-        known = dict(enumerate(self._guard.class_names))
-        finite = np.isfinite(scores)
+        found = self._stored(rows) if are_features(rows.column_names) else self._images(rows)
+        labels, errors, known = found.labels, found.errors, dict(enumerate(self._guard.class_names))
+        finite = np.isfinite(found.scores) & np.isfinite(found.probabilities)
         for row in np.flatnonzero(~finite).tolist():
             errors[row] = errors[row] or NOT_FINITE
-        numbers = pa.array(labels, pa.int64(), mask=labels < 0)
-        classes = pa.array([known.get(label) for label in labels.tolist()], pa.string())
-        values = pa.array(scores, pa.float64(), mask=~finite)
-        verdicts = {"label": numbers, "class": classes, "score": values, "is_id": pa.array(accepted & finite)}
+        p_values = self._guard.threshold.p_values(found.scores)
+        verdicts = {
+            "label": pa.array(labels, pa.int64(), mask=~finite),
+            "class_name": pa.array([known.get(label) for label in labels.tolist()], pa.string(), mask=~finite),
+            "probability": pa.array(found.probabilities, pa.float64(), mask=~finite),
+            "score": pa.array(found.scores, pa.float64(), mask=~finite),
+            "p_value": pa.array(p_values, pa.float64(), mask=~finite | np.isnan(p_values)),
+            "is_id": pa.array(found.accepted & finite),
+        }
         return pa.table({"path": rows["path"], **verdicts, "error": pa.array(errors, pa.string())})
 
     def _images(self, rows: "pa.Table") -> "Verdicts":
         found, device = Verdicts.empty(len(rows)), _device(self._guard.model)
         images = Images(rows, self._transform, self._batch_size)
         for numbers, batch in images.batches(device):
-            verdict = self._guard(batch)
+            verdict, probability = self._guard.with_probability(batch)
             found.labels[numbers], found.scores[numbers] = verdict.label.cpu().numpy(), verdict.score.cpu().numpy()
             found.accepted[numbers] = verdict.is_id.cpu().numpy()
+            found.probabilities[numbers] = probability.float().cpu().numpy()
         return found._replace(errors=images.errors)
 
     def _stored(self, rows: "pa.Table") -> "Verdicts":
@@ -230,13 +237,15 @@ class Scorer:
             scores = guard.detector.score(features)
             found.labels[good], found.scores[good] = features.logits.argmax(dim=1).numpy(), scores.numpy()
             found.accepted[good] = guard.threshold.is_id(scores).numpy()
+            found.probabilities[good] = label_probability(features.logits, multilabel=features.multilabel).numpy()
         return found._replace(errors=errors)
 
 
 class Verdicts(NamedTuple):
-    """Label, score, decision and error of each row."""
+    """Label and its probability, score, decision and error of each row."""
 
     labels: Any
+    probabilities: Any
     scores: Any
     accepted: Any
     errors: list[str | None]
@@ -244,7 +253,8 @@ class Verdicts(NamedTuple):
     @classmethod
     def empty(cls, rows: int) -> "Verdicts":
         """Those of inputs that are not scored."""
-        return cls(np.full(rows, -1), np.full(rows, np.nan), np.zeros(rows, dtype=bool), [])
+        unknown = np.full((2, rows), np.nan)
+        return cls(np.full(rows, -1), unknown[0], unknown[1], np.zeros(rows, dtype=bool), [])
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -2,7 +2,7 @@
 
 from oodles.functional.maps import gram_row_sums, without_first_component
 from oodles.functional.quantiles import Quantiles, quantile
-from oodles.functional.scores import doctor, energy, entropy, gen, joint_energy, max_logit, msp
+from oodles.functional.scores import doctor, energy, entropy, gen, joint_energy, label_probability, max_logit, msp
 from oodles.functional.shaping import (
     between,
     binarise_top,
@@ -31,6 +31,7 @@ __all__ = [
     "keep_random",
     "keep_top",
     "keep_units",
+    "label_probability",
     "max_logit",
     "msp",
     "prefix_ratio",

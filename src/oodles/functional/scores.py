@@ -91,6 +91,15 @@ def joint_energy(logits: Tensor) -> Tensor:
     return torch.nn.functional.softplus(logits).sum(dim=-1)
 
 
+def label_probability(logits: Tensor, *, multilabel: bool = False) -> Tensor:
+    """The model's probability of its own label: the largest of the softmax, or the sigmoid of the largest logit.
+
+    >>> label_probability(torch.zeros(1, 4)), label_probability(torch.zeros(1, 4), multilabel=True)
+    (tensor([0.2500]), tensor([0.5000]))
+    """
+    return max_logit(logits).sigmoid() if multilabel else msp(logits).exp()
+
+
 def _at(logits: Tensor, temperature: float) -> Tensor:
     """The logits at a temperature, without a copy at temperature 1."""
     return logits if temperature == 1 else logits / temperature

@@ -1,0 +1,198 @@
+"""Results that are appended to a file as they are made, and continued after their writer was killed.
+
+CSV and JSON lines are appended to the file itself. Parquet cannot be appended to: its rows go to lines of JSON in
+``results.parquet.rows``, which becomes ``results.parquet`` when all are there. Each batch is one write, and only whole
+batches are kept when a job is resumed, so that the network is given the batches of an uninterrupted run and every bit
+of the results is the same.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from filelock import FileLock, Timeout
+
+from oodles.errors import ArgumentError, FileError
+from oodles.files import write_bytes, write_with, writing
+from oodles.names import printable
+from oodles.results.jobs import Job, check_same, job_path, read_job, write_job
+from oodles.results.reading import ROW_GROUP, check_regular, read_rows, require_pyarrow, whole_rows
+from oodles.results.rows import COLUMNS, JSON, Row, lines_of
+
+
+class Named(Protocol):
+    """A batch of inputs with their names."""
+
+    @property
+    def names(self) -> Sequence[str]: ...  # noqa: D102
+
+
+Batch = TypeVar("Batch", bound=Named)
+
+
+def check_results(path: Path, *, resume: bool = False, force: bool = False) -> None:
+    """Raise unless results can be written to ``path``, be it new, to be continued, or to be replaced."""
+    lines_of(path)
+    if path.suffix.lower() == ".parquet":
+        require_pyarrow(path)
+    existing = next((each for each in (path, rows_path(path)) if os.path.lexists(each)), None)
+    if existing is None:
+        return
+    check_regular(existing)
+    if resume and not job_path(path).is_file():
+        raise FileError(
+            f"{existing} cannot be resumed: {job_path(path)}, which says what it was made with, is missing; "
+            "start again with --force"
+        )
+    if not resume and not force:
+        raise ArgumentError(f"{existing} exists already; --resume continues it, --force replaces it")
+
+
+def rows_path(path: Path) -> Path:
+    """The file that rows are appended to."""
+    return path.with_name(f"{path.name}.rows") if path.suffix.lower() == ".parquet" else path
+
+
+@contextmanager
+def open_results(path: Path, job: Job, *, resume: bool = False, force: bool = False) -> Iterator["ResultFile"]:
+    """Results in ``path``, which nobody else writes meanwhile: new ones, or with ``resume`` those of the same job."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise FileError(f"{path} is being written by another process; wait until it has finished") from None
+    try:
+        check_results(path, resume=resume, force=force)
+        _prepare(path, job, resume)
+        results = ResultFile(path, job)
+        try:
+            yield results
+        finally:
+            results.close()
+    finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _prepare(path: Path, job: Job, resume: bool) -> None:
+    """Leave rows of the same job, or none; killed at any moment, what is there belongs to the recorded job."""
+    rows = rows_path(path)
+    with writing(path):
+        if resume and job_path(path).is_file():
+            check_same(path, read_job(path)[0], job)
+            if path.is_file() and not rows.is_file():  # a complete Parquet file
+                write_with(rows, lambda temporary: _write_lines(temporary, read_rows(path)))
+        else:
+            for each in (path, rows):
+                each.unlink(missing_ok=True)
+        write_job(path, job, None)
+        if not rows.is_file():
+            write_bytes(rows, lines_of(path).header)
+
+
+class ResultFile:
+    """Results that are being written; made by :func:`open_results`."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self.path = path
+        self.rows = 0
+        self._job = job
+        self._lines = lines_of(path)
+        self._file = rows_path(path).open("r+b", buffering=0)
+
+    def remaining(self, batches: Iterable[Batch], seen: Callable[[Sequence[Row]], None]) -> Iterator[Batch]:
+        """The batches that are not there yet; ``seen`` is given the rows of the others.
+
+        The inputs must be those of the rows that are there. Rows of a batch that is not complete, and half a line, are
+        cut off. To be called once, before anything is appended.
+        """
+        coming, known = iter(batches), whole_rows(rows_path(self.path), self._lines)
+        end = len(self._lines.header)
+        for batch in coming:
+            found = list(islice(known, len(batch.names)))
+            rows = [row for row, _ in found]
+            self._check_names(rows, batch.names)
+            if len(found) < len(batch.names):
+                self._continue_at(end)
+                yield batch
+                break
+            end = found[-1][1]
+            self.rows += len(rows)
+            seen(rows)
+        else:
+            beyond = next(known, None)
+            if beyond is not None:
+                raise self._other_inputs(f"has row {self.rows + 1}, {beyond[0].path}, beyond the {self.rows} inputs")
+            self._continue_at(end)
+        yield from coming
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add the rows of a batch; when this returns, they survive whatever happens to this process."""
+        with writing(self.path):
+            left = memoryview(b"".join(map(self._lines.encode, rows)))
+            while left:  # a disk that is almost full takes a part
+                left = left[self._file.write(left) :]
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """Say that all rows are there; a Parquet file appears under its name."""
+        with writing(self.path):
+            os.fsync(self._file.fileno())
+            self.close()
+            rows = rows_path(self.path)
+            if rows != self.path:
+                write_with(self.path, lambda temporary: _write_parquet(temporary, rows))
+                rows.unlink()
+            write_job(self.path, self._job, self.rows)
+
+    def close(self) -> None:
+        """Let go of the file; what is there can be resumed."""
+        self._file.close()
+
+    def _check_names(self, rows: Sequence[Row], names: Sequence[str]) -> None:
+        for place, (row, name) in enumerate(zip(rows, names, strict=False), start=self.rows + 1):
+            if printable(row.path) != printable(name):  # a format may have escaped it
+                raise self._other_inputs(f"has {row.path} as row {place}, where {name} is now")
+
+    def _other_inputs(self, fact: str) -> ArgumentError:
+        return ArgumentError(f"{self.path} {fact}; resume it with the same inputs, or start again with --force")
+
+    def _continue_at(self, end: int) -> None:
+        with writing(self.path):
+            self._file.truncate(end)  # the header may be torn too
+            self._file.write(self._lines.header)
+            self._file.seek(end)
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("wb") as file:
+        file.writelines(map(JSON.encode, rows))
+
+
+def _write_parquet(path: Path, lines: Path) -> None:
+    """The rows of a file of JSON lines as Parquet, in which names that are not valid text are escaped."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    text, number = pa.string(), pa.float64()
+    kinds = text, pa.int64(), text, number, number, number, pa.bool_(), text
+    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
+    rows = (row for row, _ in whole_rows(lines, JSON))
+    with ParquetWriter(path, schema) as writer:
+        while group := [_parquet_record(row) for row in islice(rows, ROW_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(group, schema))
+            os.utime(path)  # shows that the temporary file is in use
+
+
+def _parquet_record(row: Row) -> dict[str, Any]:
+    return {name: _valid(value) if isinstance(value, str) else value for name, value in row._asdict().items()}
+
+
+def _valid(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

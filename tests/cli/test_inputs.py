@@ -1,0 +1,124 @@
+"""What ``oodles score`` takes: patterns, arrays, a list on standard input, and anything together."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command_line import NETWORK, paint
+from support.images import noise
+
+from oodles.cli.inputs import MOST_BYTES, InputSequence
+from oodles.errors import ArgumentError
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Put bytes on standard input."""
+
+    def put(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return put
+
+
+@pytest.fixture
+def scored(fitted, oodles_run):
+    """The rows that the command gives for some inputs."""
+
+    def run(*inputs, code=0):
+        ended, out, err = oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")
+        assert ended == code, err
+        return json.loads(out)["verdicts"]
+
+    return run
+
+
+def paths(rows):
+    return [row["path"] for row in rows]
+
+
+def test_a_quoted_pattern_finds_files_at_any_depth_in_order(scored, workspace):
+    expected = sorted(str(path.relative_to(workspace)) for path in (workspace / "test").rglob("*.png"))
+    assert paths(scored("test/**/*.png")) == expected
+    assert paths(scored("test/red/00[0-2].png")) == [f"test/red/00{place}.png" for place in range(3)]
+    assert paths(scored(f"{workspace}/test/red/000.*")) == [f"{workspace}/test/red/000.png"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(scored, workspace, tmp_path):
+    for name in ("a[1].png", "a1.png"):
+        shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / name)
+    assert paths(scored(tmp_path / "a[1].png")) == [str(tmp_path / "a[1].png")]
+
+
+def test_what_a_pattern_finds_besides_images_is_a_row_with_an_error(scored, workspace, tmp_path):
+    paint(tmp_path / "folder", 1, (1, 2, 3), seed=0)
+    (tmp_path / "notes.txt").touch()
+    shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / "one.png")
+    rows = scored(tmp_path / "*")
+    assert paths(rows) == [str(tmp_path / "notes.txt"), str(tmp_path / "one.png")]
+    assert rows[0]["error"].startswith("is not an image set that oodles reads")
+    assert rows[1]["error"] is None
+
+
+def test_arrays(scored, workspace, tmp_path):
+    np.save(tmp_path / "many.npy", noise(40, 8, 8, 3))
+    np.save(tmp_path / "one.npy", noise(8, 8, 3))
+    np.save(tmp_path / "wrong.npy", np.zeros((2, 8, 8, 3)))
+    rows = scored(tmp_path / "many.npy", tmp_path / "one.npy", tmp_path / "wrong.npy")
+    many = [f"{tmp_path / 'many.npy'}[{place}]" for place in range(40)]
+    assert paths(rows) == [*many, f"{tmp_path / 'one.npy'}[0]", str(tmp_path / "wrong.npy")]
+    assert "give uint8" in rows[-1]["error"]
+    assert {row["error"] for row in rows[:-1]} == {None}
+
+
+def test_a_list_on_standard_input(scored, listed, workspace, tmp_path):
+    np.save(tmp_path / "a.npy", noise(2, 8, 8, 3))
+    lines = ["test/red/000.png", "", "nowhere.png", f"{tmp_path / 'a.npy'}\r", "grey", "empty", "damaged/broken.png"]
+    listed("\n".join(lines).encode() + b"\ntest/red/caf\xe9.png\ntest/red/001.png")
+    rows = scored("green/000.png", "-", "green/001.png")
+    grey = [f"grey/{place:03}.png" for place in range(20)]
+    array = [f"{tmp_path / 'a.npy'}[{place}]" for place in range(2)]
+    before, after = ["green/000.png", "test/red/000.png", "nowhere.png", *array], ["test/red/001.png", "green/001.png"]
+    assert paths(rows) == [*before, *grey, "empty", "damaged/broken.png", "test/red/caf\udce9.png", *after]
+    errors = {row["path"]: row["error"] for row in rows if row["error"]}
+    assert errors["nowhere.png"] == "does not exist"
+    assert "holds no images" in errors["empty"]
+    assert set(errors) == {"nowhere.png", "empty", "damaged/broken.png", "test/red/caf\udce9.png"}
+
+
+def test_a_list_is_read_as_it_is_needed(fitted, monkeypatch, workspace):
+    class Endless:
+        def __init__(self):
+            self.lines = 0
+
+        def readline(self, limit):
+            self.lines += 1
+            return b"green/000.png\n"
+
+    endless = Endless()
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": endless, "isatty": lambda self: False})())
+    monkeypatch.chdir(workspace)
+    batches = InputSequence([Path("-")]).batches(5)
+    assert next(batches).names == ["green/000.png"] * 5
+    assert endless.lines == 5
+
+
+def test_a_line_without_an_end_takes_no_more_than_the_limit(scored, listed):
+    listed(b"x" * (3 * MOST_BYTES))
+    rows = scored("-")
+    assert [len(row["path"]) for row in rows] == [MOST_BYTES] * 3
+    assert all(row["error"] for row in rows)
+
+
+def test_a_list_that_is_empty_or_not_there(fitted, listed, refused, monkeypatch):
+    listed(b"\n\n")
+    assert "standard input lists no paths" in refused("score", fitted / "guard", "-", *NETWORK)
+    listed(b"a.png\n")
+    assert "can be read only once" in refused("score", fitted / "guard", "-", "-", *NETWORK)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with pytest.raises(ArgumentError, match="pipe one in"):
+        InputSequence([Path("-")])

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from support.images import noise
+
+from oodles.data.arrays import MAX_PIXELS, read_array
+from oodles.errors import DataError
+
+
+def test_images_are_named_by_their_place(tmp_path):
+    pixels = noise(4, 5, 6, 3)
+    np.save(tmp_path / "a.npy", pixels)
+    images = read_array(tmp_path / "a.npy")
+    assert list(images.names) == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(4)]
+    assert images.names[1:3] == list(images.names)[1:3]
+    for row in range(4):
+        np.testing.assert_array_equal(np.asarray(images.read(row)), pixels[row])
+
+
+def test_one_image(tmp_path):
+    np.save(tmp_path / "a.npy", noise(5, 6, 3))
+    images = read_array(tmp_path / "a.npy")
+    assert list(images.names) == [f"{tmp_path / 'a.npy'}[0]"]
+    np.testing.assert_array_equal(np.asarray(images.read(0)), noise(5, 6, 3))
+
+
+def test_version_2_of_the_format(tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.lib.format.write_array(file, noise(2, 5, 6, 3), version=(2, 0))
+    assert len(read_array(tmp_path / "a.npy")) == 2
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((2, 4, 4, 3), np.float32),
+        noise(2, 3, 4, 4),
+        noise(4, 4),
+        np.asfortranarray(noise(2, 4, 4, 3)),
+        np.zeros((0, 4, 4, 3), np.uint8),
+        np.zeros((2, 0, 4, 3), np.uint8),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(DataError, match=r"a\.npy holds .*; (give uint8|images must have)"):
+        read_array(tmp_path / "a.npy")
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (tmp_path.joinpath("trapped").touch, ())
+
+    np.save(tmp_path / "a.npy", np.array([Trap()], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="holds object"):
+        read_array(tmp_path / "a.npy")
+    assert not (tmp_path / "trapped").exists()
+
+
+def header(shape):
+    return (
+        b"\x93NUMPY\x01\x00v\x00"
+        + f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117)
+        + b"\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a NumPy file"),
+        (b"\x93NUMPY\x01\x00", "is not a NumPy file"),
+        (b"\x93NUMPY\x09\x00", "is not a NumPy file"),
+        (b"\x93NUMPY\x01\x00v\x00" + b"(" * 118, "is not a NumPy file"),
+        (header((10**9, 4, 4, 3)), "but ends after 128 bytes"),
+        (header((2**62, 2**10, 2**10, 3)), "but ends after 128 bytes"),
+        (header((1, 10**5, 10**5, 3)), f"at most {MAX_PIXELS:,} pixels"),
+        (header((-1, 4, 4, 3)), "images must have"),
+        (header((2, 4, 4, 3))[:60], "is not a NumPy file"),
+    ],
+)
+def test_damaged_and_forged_files_are_refused_before_memory_is_taken(tmp_path, content, said):
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        read_array(tmp_path / "a.npy")
+
+
+def test_only_regular_files(tmp_path):
+    (tmp_path / "a.npy").mkdir()
+    with pytest.raises(DataError, match="is not a regular file"):
+        read_array(tmp_path / "a.npy")

@@ -1,0 +1,300 @@
+"""Results that are continued are those of an uninterrupted run, wherever the writer was killed."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+from support.disks import files_up_to
+
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.results import reading, writing
+from oodles.results.jobs import Job, job_path, read_job
+from oodles.results.reading import read_rows
+from oodles.results.rows import COLUMNS, Row
+from oodles.results.scores import write_scores
+from oodles.results.writing import check_results, open_results, rows_path
+
+JOB = Job("msp", 0.5, 0.95, "a" * 64, {"size": 32}, 3)
+KINDS = [".csv", ".jsonl", ".parquet"]
+ODD = b"caf\xe9.png".decode("utf-8", "surrogateescape")
+NAMES = ["a.png", "b\n.png", 'c,"\r.png', ODD, "d.png", "a.png", "e\u2028.png", "[red].png"]
+
+
+class Named(NamedTuple):
+    names: list[str]
+
+
+BATCHES = [Named(NAMES[:3]), Named(NAMES[3:4]), Named(NAMES[4:7]), Named(NAMES[7:])]
+
+
+def row(name):
+    place = NAMES.index(name)
+    return Row(name, error="empty file") if place == 1 else Row(name, place, "cat\n", 0.1, 1 / (place + 1), None, True)
+
+
+def write(path, batches=BATCHES, job=JOB, stop=None, **options):
+    """Write results as a command would, perhaps only some batches; returns rows that were there and those computed."""
+    seen, computed = [], []
+    with open_results(path, job, **options) as results:
+        for number, batch in enumerate(results.remaining(batches, seen.extend)):
+            if number == stop:
+                return seen, computed
+            computed += batch.names
+            results.append([row(name) for name in batch.names])
+        if stop is None:
+            results.finish()
+    return seen, computed
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """The files of an uninterrupted run in each format."""
+    folder = tmp_path / "whole"
+    for kind in KINDS:
+        write(folder / f"r{kind}")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_back(whole, kind):
+    found = list(read_rows(whole / f"r{kind}"))
+    assert [each[1:] for each in found if kind == ".jsonl"] in ([], [row(name)[1:] for name in NAMES])
+    assert [each.score for each in found] == [row(name).score for name in NAMES]
+    assert [each.error for each in found] == [row(name).error for name in NAMES]
+    assert found[3].path == (ODD if kind == ".jsonl" else r"caf\udce9.png")
+    assert read_job(whole / f"r{kind}") == (JOB, len(NAMES))
+
+
+def test_parquet_has_the_columns_in_order_with_null_for_what_is_missing(whole):
+    table = parquet.read_table(whole / "r.parquet")
+    assert tuple(table.column_names) == COLUMNS
+    assert list(map(str, table.schema.types)) == ["string", "int64", "string", *["double"] * 3, "bool", "string"]
+    assert table.to_pylist()[1] == dict.fromkeys(COLUMNS) | {"path": "b\n.png", "is_id": False, "error": "empty file"}
+
+
+def test_parquet_in_several_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "ROW_GROUP", 3)
+    write(tmp_path / "r.parquet")
+    assert parquet.ParquetFile(tmp_path / "r.parquet").num_row_groups == 3
+    assert len(list(read_rows(tmp_path / "r.parquet"))) == len(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", range(4))
+def test_an_interrupted_job_is_continued(whole, tmp_path, kind, stop):
+    path = tmp_path / "again" / f"r{kind}"
+    assert write(path, stop=stop)[1] == [name for batch in BATCHES[:stop] for name in batch.names]
+    assert (path.exists(), read_job(path)[1]) == (kind != ".parquet", None)
+    seen, computed = write(path, resume=True)
+    assert computed == [name for batch in BATCHES[stop:] for name in batch.names]
+    assert [each.score for each in seen] == [row(name).score for batch in BATCHES[:stop] for name in batch.names]
+    assert files(path.parent) == {name: data for name, data in files(whole).items() if name.startswith(path.name)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(kind=st.sampled_from(KINDS), share=st.floats(0, 1), garbage=st.sampled_from([b"", b"\0\0\0", b"x\n", b'{"pa']))
+def test_a_file_that_was_cut_anywhere_is_continued(tmp_path_factory, kind, share, garbage):
+    """A kill may leave half a line, a power failure zeros; rows of half a batch are computed again."""
+    folder = tmp_path_factory.mktemp("cut")
+    path = folder / f"r{kind}"
+    write(path, stop=4)
+    rows = rows_path(path)
+    content = rows.read_bytes()
+    rows.write_bytes(content[: round(share * len(content))] + garbage)
+    write(path, resume=True)
+    straight = folder / "straight" / path.name
+    write(straight)
+    assert path.read_bytes() == straight.read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_job_has_nothing_left_and_more_inputs_are_added(whole, tmp_path, kind):
+    path = tmp_path / "r" / f"r{kind}"
+    assert write(path, BATCHES[:3])[1] == NAMES[:7]
+    before = files(path.parent)
+    assert write(path, BATCHES[:3], resume=True)[1] == []
+    assert files(path.parent) == before
+    assert write(path, resume=True)[1] == NAMES[7:]
+    assert path.read_bytes() == (whole / path.name).read_bytes()
+
+
+def test_a_parquet_file_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "r.parquet"
+    with open_results(path, JOB) as results:
+        for batch in results.remaining(BATCHES, lambda _: None):
+            results.append([row(name) for name in batch.names])
+            assert not path.exists()
+        results.finish()
+    assert {each.name for each in tmp_path.iterdir()} == {"r.parquet", "r.parquet.job"}
+
+
+def test_a_kill_between_the_parquet_file_and_the_removal_of_its_rows(whole, tmp_path):
+    path = tmp_path / "r.parquet"
+    write(path, stop=4)
+    shutil.copy(whole / "r.parquet", path)
+    assert write(path, resume=True)[1] == []
+    assert {each.name: each.read_bytes() for each in tmp_path.glob("r.*")} == {
+        name: data for name, data in files(whole).items() if "parquet" in name
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_existing_file_is_continued_or_replaced_only_if_that_is_said(whole, kind):
+    path = whole / f"r{kind}"
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match=r"exists already; --resume continues it, --force replaces it"):
+        write(path)
+    assert path.read_bytes() == before
+    assert write(path, BATCHES[1:], force=True)[1] == NAMES[3:]
+    assert len(list(read_rows(path))) == 5
+
+
+def test_rows_of_an_interrupted_parquet_file_are_not_replaced_either(tmp_path):
+    write(tmp_path / "r.parquet", stop=2)
+    with pytest.raises(ArgumentError, match=r"r\.parquet\.rows exists already"):
+        write(tmp_path / "r.parquet")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"guard": "b" * 64}, "guard aaaa"),
+        ({"threshold": 0.75}, "threshold 0.5, not 0.75"),
+        ({"detector": "energy"}, "detector msp, not energy"),
+        ({"preprocessing": {"size": 64}}, "preprocessing"),
+        ({"batch_size": 7}, "batch size 3, not 7"),
+    ],
+)
+def test_another_job_is_not_continued(whole, other, said):
+    before = files(whole)
+    for kind in KINDS:
+        with pytest.raises(ArgumentError, match=rf"r\{kind} was begun with {said}.*--force"):
+            write(whole / f"r{kind}", job=replace(JOB, **other), resume=True)
+    assert files(whole) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_inputs_are_not_continued(whole, kind):
+    path = whole / f"r{kind}"
+    changed = [Named(["a.png", "b\n.png", "new.png"]), *BATCHES[1:]]
+    with pytest.raises(ArgumentError, match=r"as row 3, where new\.png is now; resume it with the same inputs"):
+        write(path, changed, resume=True)
+    with pytest.raises(ArgumentError, match=r"has row 8, .* beyond the 7 inputs"):
+        write(path, BATCHES[:3], resume=True)
+    assert write(path, resume=True)[1] == []
+
+
+def test_results_without_or_with_a_damaged_record_are_not_continued(whole):
+    path = whole / "r.csv"
+    record = json.loads(job_path(path).read_text())
+    job_path(path).write_text(json.dumps(record | {"threshold": 0.75}))
+    with pytest.raises(FileError, match="altered after it was written"):
+        write(path, resume=True)
+    job_path(path).unlink()
+    with pytest.raises(FileError, match=r"cannot be resumed: .*r\.csv\.job, .* is missing; start again with --force"):
+        write(path, resume=True)
+
+
+def test_only_one_process_writes(tmp_path):
+    with (
+        open_results(tmp_path / "r.csv", JOB),
+        pytest.raises(FileError, match="is being written by another process"),
+        open_results(tmp_path / "r.csv", JOB, resume=True),
+    ):
+        pass
+    assert {each.name for each in tmp_path.iterdir()} == {"r.csv", "r.csv.job"}
+
+
+def test_what_cannot_be_written(tmp_path, monkeypatch):
+    with pytest.raises(ArgumentError, match=r"r\.txt must end in \.csv, \.jsonl, \.parquet"):
+        check_results(tmp_path / "r.txt")
+    (tmp_path / "r.csv").mkdir()
+    with pytest.raises(FileError, match=r"r\.csv is not a file"):
+        check_results(tmp_path / "r.csv", force=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot be written"):
+        write(tmp_path / "file" / "r.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(FileError, match=r"needs pyarrow, which is not installed; pip install 'oodles\[parquet\]'"):
+        check_results(tmp_path / "r.parquet")
+
+
+def test_a_full_disk_is_one_line_and_the_job_goes_on_when_there_is_room(tmp_path):
+    path, straight, many = tmp_path / "r.csv", tmp_path / "straight.csv", BATCHES * 50
+    write(straight, many)
+    with pytest.raises(FileError, match=r"r\.csv cannot be written: .*; free some space"), files_up_to(5000):
+        write(path, many)
+    assert 0 < path.stat().st_size <= 5000
+    write(path, many, resume=True)
+    assert path.read_bytes() == straight.read_bytes()
+
+
+def test_what_cannot_be_read(whole, tmp_path):
+    with pytest.raises(FileError, match="does not exist"):
+        list(read_rows(tmp_path / "none.csv"))
+    with pytest.raises(FileError, match="is not a file"):
+        list(read_rows(tmp_path))
+    for kind in (".csv", ".jsonl"):
+        path = whole / f"r{kind}"
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(DataError, match=r"has no complete row after the first 7; .* --resume. completes it"):
+            list(read_rows(path))
+    (whole / "r.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="no complete row after the first 0"):
+        list(read_rows(whole / "r.csv"))
+    (whole / "r.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(DataError, match="does not hold results in Parquet"):
+        list(read_rows(whole / "r.parquet"))
+    parquet.write_table(parquet.read_table(_one(tmp_path)).drop_columns(["score"]), tmp_path / "other.parquet")
+    with pytest.raises(DataError, match="has no column score"):
+        list(read_rows(tmp_path / "other.parquet"))
+
+
+def _one(folder):
+    write(folder / "one.parquet", BATCHES[:1])
+    return folder / "one.parquet"
+
+
+def test_lines_are_never_read_without_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_BYTES", 100)
+    (tmp_path / "r.jsonl").write_bytes(b" " * 1000 + b"\n")
+    with pytest.raises(DataError, match="no complete row after the first 0"):
+        list(read_rows(tmp_path / "r.jsonl"))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 10, 12_345])
+def test_a_numpy_file_has_the_scores_in_order(tmp_path, rows):
+    batches = [[Row("x.png", 0, None, 0.5, float(number))] for number in range(rows)]
+    write_scores(tmp_path / "scores.npy", [*batches, [Row("y.png", error="empty file")]])
+    scores = np.load(tmp_path / "scores.npy")
+    assert scores.dtype == np.float64
+    np.testing.assert_array_equal(scores, [*range(rows), np.nan])
+
+
+def test_a_numpy_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(tmp_path):
+    path = tmp_path / "scores.npy"
+    write_scores(path, [[Row("x.png", 0, None, 0.5, 1.0)]])
+    before = path.read_bytes()
+
+    def batches():
+        (temporary,) = tmp_path.glob(".scores*")
+        os.utime(temporary, (0, 0))
+        yield [Row("y.png", 0, None, 0.5, 2.0)]
+        assert temporary.stat().st_mtime > 0, "others should see that the file is in use"
+        raise RuntimeError("the network fails")
+
+    with pytest.raises(RuntimeError, match="the network fails"):
+        write_scores(path, batches())
+    assert files(tmp_path) == {path.name: before}
