@@ -92,7 +92,7 @@ class ViM(Residual):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         statistics["moments"].add(batch.embedding)
         largest = max_logit(batch.logits.float())[:, None]
-        statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1), row_keys(batch.embedding))
+        statistics["rows"].add(batch.embedding, largest, keys=row_keys(batch.embedding))
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
@@ -137,7 +137,7 @@ class NECO(Detector):
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         statistics["moments"].add(batch.embedding)
-        statistics["largest"].add(max_logit(batch.logits)[:, None], row_keys(batch.embedding))
+        statistics["largest"].add(max_logit(batch.logits)[:, None], keys=row_keys(batch.embedding))
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
