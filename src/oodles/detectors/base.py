@@ -18,7 +18,7 @@ from oodles.features import Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
-SCORING_BYTES = 1 << 25  # what scoring a batch may hold besides its rows: little enough to stay in the caches
+SCORING_BYTES = 1 << 26  # what scoring a batch may hold in memory besides its rows, as far as detectors state it
 
 HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
 
