@@ -288,7 +288,7 @@ class RowSample:
         places[order] = torch.arange(len(order))
         # part by part, because a copy of all rows would be the largest thing in memory
         sample = self._rows[0].new_empty(len(order), self._rows[0].shape[1])
-        for part, place in zip(self._rows, places.split([len(part) for part in self._rows]), strict=True):
+        for part, place in zip(self._rows, torch.split(places, [len(part) for part in self._rows]), strict=True):
             kept = (place >= 0).nonzero().flatten()
             sample[place[kept]] = part if len(kept) == len(part) else part[kept]
         self._rows, self._keys = [sample], [keys[order]]
