@@ -201,7 +201,7 @@ class PNML(Detector):
         unit = F.normalize(embedding, dim=1)
         leverage = (unit @ self.inverse_).square().sum(dim=1, keepdim=True)
         outside = (unit @ self.outside_).square().sum(dim=1, keepdim=True)
-        outside = torch.where((unit == 0).all(dim=1, keepdim=True), 1.0, outside)
+        outside = torch.where(unit.abs().amax(dim=1, keepdim=True) == 0, 1.0, outside)
         power = torch.maximum(outside, leverage / (1 + leverage))
         log_p = torch.log_softmax(F.linear(unit, self.weight_, self.bias_), dim=1)
         rest = -torch.expm1(log_p)
