@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from oodles.errors import ArgumentError, DataError
+from oodles.score_keys import score_keys
 
 Scores = npt.ArrayLike | torch.Tensor
 Array = npt.NDArray[Any]
@@ -170,7 +171,7 @@ class _Totals:
 
 def _totals(ids: Array, oods: Array) -> _Totals:
     """Totals of all scores: their keys are sorted, then looked at block by block."""
-    keys = _keys(ids, oods)
+    keys = score_keys(ids, oods)
     half = len(keys) // 2
     parallel = len(keys) >= PARALLEL_FROM
     if parallel:
@@ -194,44 +195,6 @@ def _totals(ids: Array, oods: Array) -> _Totals:
     low, high = _both(lambda: work(blocks[:half]), lambda: work(blocks[half:]), parallel=parallel and half > 0)
     total: _Totals = low + high
     return total
-
-
-def _keys(ids: Array, oods: Array) -> Array:
-    """An unsigned integer for each score: the score's rank among all possible ones, doubled, plus 1 if it is OOD.
-
-    So no permutation has to be carried through the sort, and among equal scores ID comes first.
-    """
-    kind = np.result_type(ids, oods)
-    both = np.concatenate([ids, oods], dtype=np.float32 if kind == np.float16 else kind)
-    order = _order(both) if both.dtype in (np.float32, np.float64) else None
-    if order is None:
-        order = np.unique(np.concatenate([ids, oods]), return_inverse=True)[1]
-    keys: Array = order.view(np.dtype(f"u{order.itemsize}"))
-    keys <<= 1
-    keys[len(ids) :] |= 1
-    return keys
-
-
-def _order(scores: Array) -> Array | None:
-    """Integers from 0 in the order of the scores, in their place; None if their range needs every bit.
-
-    The bits of a float, read as an integer, are in its order, once those of negative ones are negated.
-    """
-    size: Array = scores.view(np.dtype(f"i{scores.itemsize}"))
-    most = np.iinfo(size.dtype).max
-    sign = size >> (8 * size.itemsize - 1)
-    size &= most
-    # nothing lies between zero and the smallest size: without that gap, the range hardly ever needs every bit
-    gap = size.min() - 1
-    if gap < 0:
-        gap = np.min(size, where=size > 0, initial=most) - 1
-        np.maximum(size, gap, out=size)
-    size -= gap
-    size ^= sign
-    size -= sign
-    low, high = size.min(), size.max()
-    size -= low
-    return size if int(high) - int(low) <= most else None
 
 
 @dataclass

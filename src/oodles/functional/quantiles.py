@@ -1,7 +1,5 @@
 """Quantiles of any number of values: exact, or streaming with a bounded error."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,11 +24,13 @@ def quantile(values: Tensor, q: float) -> float:
     flat = values.detach().cpu().reshape(-1)
     numbers = (flat if flat.dtype == torch.float64 else flat.float()).numpy()
     position = q * (len(numbers) - 1)
-    low, last = int(position), len(numbers) - 1
-    places = [low, min(low + 1, last), last]  # the last one because NaN is sorted to the end
-    ends = np.partition(numbers, places)[places].astype(np.float64)
+    low = int(position)
+    parted = np.partition(numbers, low)
+    above = parted[low + 1 :]
+    # the next larger number; NaN if there is any, because NaN is sorted to the end
+    ends = np.array([parted[low], above.min() if len(above) else parted[low]], dtype=np.float64)
     with np.errstate(invalid="ignore"):  # between infinite values it is NaN
-        return math.nan if np.isnan(ends[2]) else float(np.quantile(ends[:2], position - low))
+        return float(np.quantile(ends, position - low))
 
 
 class Quantiles:
