@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all if none is named")
     parser.add_argument("--quick", action="store_true", help="a short subset of each; never written to the page")
     parser.add_argument("--write", action="store_true", help="also replace the results of those named in the page")
+    parser.add_argument("--only", metavar="TEXT", help="detectors: those whose name contains this")
     parser.add_argument("--rows", type=int, help="larger_than_memory: rows of the store (ImageNet has 1281167)")
     parser.add_argument("--folder", type=Path, help="larger_than_memory: where to write the store, removed afterwards")
     arguments = parser.parse_args()
@@ -31,7 +32,9 @@ def main() -> None:
         parser.error("--quick measures too little for the page; leave out --write")
     report = Report()
     failed = []
-    options = {"rows": arguments.rows, "folder": arguments.folder}
+    if arguments.only and (arguments.write or not arguments.names):
+        parser.error("--only measures too little for the page; name a benchmark and leave out --write")
+    options = {"only": arguments.only, "rows": arguments.rows, "folder": arguments.folder}
     for name in arguments.names or NAMES:
         began = time.monotonic()
         print(f"\n{name}", flush=True)

@@ -21,11 +21,12 @@ LOOP_TARGET = 10.0
 SAME_RANKS = 0.999
 
 
-def run(quick: bool = False) -> Iterator[Row]:
-    """Fit and score of every detector that pytorch-ood has too."""
+def run(quick: bool = False, only: str | None = None) -> Iterator[Row]:
+    """Fit and score of every detector that pytorch-ood has too, or of those whose name contains ``only``."""
+    peers = [peer for peer in PEERS if (only or "") in peer.spec]
     for count, width, classes in SIZES[:1] if quick else SIZES:
         train, test = example(count, width, classes, 1), example(SCORED, width, classes, 2)
-        for peer in PEERS:
+        for peer in peers:
             if not (peer.name == "GMM" and 8 * classes * width**2 > LARGEST_COVARIANCES):
                 yield from compare(peer, train, test, budget=0.3 if quick else 0.8)
 

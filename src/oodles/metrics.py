@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles.errors import ArgumentError, DataError
+from oodles.score_keys import score_keys
 
 if TYPE_CHECKING:  # rows and their tables do not need torch
     import torch
@@ -26,7 +27,7 @@ Interval = tuple[float, float]
 
 PARALLEL_FROM = 1 << 19  # below it, waiting for another thread costs more than it brings
 FEW = 4  # if there are at most one in so many different scores, sums are over these
-BLOCK = 1 << 17  # ID scores that are looked at together, so that every temporary array stays in the caches
+BLOCK = 1 << 16  # scores that are looked at together, so that every temporary array stays in the caches
 
 
 @dataclass(frozen=True)
@@ -171,23 +172,23 @@ class _Totals:
 
 
 def _totals(ids: Array, oods: Array) -> _Totals:
-    """Totals of all scores: both kinds are sorted, then merged block by block."""
-    kind = np.result_type(ids, oods)
-    kind = np.dtype(np.float32) if kind == np.float16 else kind
-    parallel = len(ids) + len(oods) >= PARALLEL_FROM
-    ids, oods = _both(
-        lambda: np.sort(ids.astype(kind, copy=False)),
-        lambda: np.sort(oods.astype(kind, copy=False)),
-        parallel=parallel,
-    )
+    """Totals of all scores: their keys are sorted, then looked at block by block."""
+    keys = score_keys(ids, oods)
+    half = len(keys) // 2
+    parallel = len(keys) >= PARALLEL_FROM
+    if parallel:
+        keys.partition(half)
+        _both(keys[:half].sort, keys[half:].sort, parallel=True)
+    else:
+        keys.sort()
     # a group of equal scores is never split between blocks
-    firsts = ids[range(BLOCK, len(ids), BLOCK)]
-    id_cuts = [0, *np.searchsorted(ids, firsts, side="left").tolist(), len(ids)]
-    ood_cuts = [0, *np.searchsorted(oods, firsts, side="left").tolist(), len(oods)]
-    blocks = [
-        _Block(ids, oods, slice(*id_cut), slice(*ood_cut))
-        for id_cut, ood_cut in zip(pairwise(id_cuts), pairwise(ood_cuts), strict=True)
-    ]
+    firsts = keys[range(BLOCK, len(keys), BLOCK)] >> 1 << 1
+    cuts = [0, *np.searchsorted(keys, firsts, side="left").tolist(), len(keys)]
+    blocks, before = [], 0
+    for start, stop in pairwise(cuts):
+        if start < stop:
+            blocks.append(_Block(keys[start:stop], start, before, len(ids), len(oods)))
+            before += blocks[-1].oods
 
     def work(part: list[_Block]) -> _Totals:
         return sum((block.totals() for block in part), _Totals())
@@ -200,93 +201,102 @@ def _totals(ids: Array, oods: Array) -> _Totals:
 
 @dataclass
 class _Block:
-    """A range of scores, from all those in ascending order: the ID scores ``ids[id_part]`` and as for OOD.
+    """Some of the sorted keys, with every score that is equal to one of them.
 
-    Among equal scores, ID comes first. Then a score at which ID is accepted accepts the OOD scores equal to it, no
-    threshold inside a group of equal scores is better than the one below it, and ties matter in two places only:
-    the precisions, which are those of whole groups, and pairs of equal scores, which count half.
+    ``start`` keys come before it, ``before`` of them OOD. Because ID comes first among equal scores, a score at which
+    ID is accepted accepts the OOD scores equal to it, no threshold inside a group of equal scores is better than the
+    one below it, and ties matter in two places only: the precisions, which are those of whole groups, and pairs of
+    equal scores, which count half.
     """
 
-    ids: Array
-    oods: Array
-    id_part: slice
-    ood_part: slice
+    keys: Array
+    start: int
+    before: int
+    n_id: int
+    n_ood: int
+
+    def __post_init__(self) -> None:
+        self.is_ood = (self.keys & 1).astype(bool)
+        self.oods = int(np.count_nonzero(self.is_ood))
 
     def totals(self) -> _Totals:
         """What the scores of this block add."""
-        x, y = self.ids[self.id_part], self.oods[self.ood_part]
-        is_ood = np.argsort(np.concatenate([x, y]), kind="stable") >= len(x)  # merges the two, which are sorted
-        totals = _Totals()
-        if len(x):
-            self._add_ids(totals, x, np.flatnonzero(~is_ood))
-        if len(y):
-            self._add_oods(totals, x, y, np.flatnonzero(is_ood))
+        last = (self.keys[1:] ^ self.keys[:-1]) > 1  # of its group, for all but the last key
+        groups = 1 + int(np.count_nonzero(last))
+        if groups <= len(self.keys) // FEW:
+            return self._by_group(np.append(np.flatnonzero(last), len(last)))
+        return self._by_score(np.flatnonzero(~last) if groups < len(self.keys) else None)
+
+    def _by_score(self, tied: Array | None) -> _Totals:
+        """Totals from every score; ``tied`` are those that are equal to the next."""
+        totals, n, ids_before = _Totals(), self.n_id + self.n_ood, self.start - self.before
+        at_id, at_ood = np.flatnonzero(~self.is_ood), np.flatnonzero(self.is_ood)
+        ids, oods = len(at_id), len(at_ood)
+        totals.ranks = float(at_id.sum() - ids * (ids - 1) // 2 + ids * self.before)
+        wanted = self.n_id - _at_least(0.95, self.n_id) - ids_before
+        if 0 <= wanted < ids:
+            totals.accepted_ood = float(self.n_ood - self.before - (at_id[wanted] - wanted))
+        wanted = _at_least(0.95, self.n_ood) - 1 - self.before
+        if 0 <= wanted < oods:
+            totals.rejected_id = float(ids_before + at_ood[wanted] - wanted)
+        # how many ID scores, and how many scores, are at or above each ID score
+        left, tail = np.arange(self.n_id - ids_before, self.n_id - ids_before - ids, -1.0), n - self.start - at_id
+        totals.gap = self._gap(left, tail)
+        left /= tail
+        # how many OOD scores, of how many scores, are at or below each OOD score
+        count = np.arange(self.before + 1.0, self.before + oods + 1)
+        at_ood += self.start + 1
+        count /= at_ood
+        if tied is not None:
+            totals.ranks += self._count_ties(tied, left, count)
+        totals.precision_id, totals.precision_ood = float(left.sum()), float(count.sum())
         return totals
 
-    def _add_ids(self, totals: _Totals, x: Array, at: Array) -> None:
-        n_id, n_ood, start = len(self.ids), len(self.oods), self.id_part.start
-        at -= np.arange(len(x))
-        below = at + float(self.ood_part.start)  # how many OOD scores are below each ID score
-        totals.ranks = float(below.sum())
-        wanted = n_id - _at_least(0.95, n_id) - start
-        if 0 <= wanted < len(x):
-            totals.accepted_ood = n_ood - float(below[wanted])
-        left = np.arange(n_id - start, n_id - start - len(x), -1.0)  # how many ID scores are at or above it
-        sizes = None
-        distinct = _distinct(x)
-        if distinct <= len(x) // FEW:
-            firsts, sizes = _groups(x)
-            below, left = below[firsts], left[firsts]
-        elif distinct < len(x):
-            left = n_id - start - _first_of_equals(x).astype(np.float64)
-        gap = below * (1 / n_ood)
-        gap += left * (1 / n_id)
-        totals.gap = float(gap.max()) - 1
-        np.subtract(n_ood, below, out=below)
-        below += left
-        left /= below
-        totals.precision_id = float((left if sizes is None else left * sizes).sum())
+    def _count_ties(self, tied: Array, precision_id: Array, precision_ood: Array) -> float:
+        """Half the number of equal pairs; sets the precisions within a group of equal scores to that of the group."""
+        gaps = np.flatnonzero(tied[1:] - tied[:-1] > 1)
+        first, last = tied[np.concatenate([[0], gaps + 1])], tied[np.concatenate([gaps, [-1]])] + 1
+        seen = np.cumsum(self.is_ood, dtype=np.int32)
+        ood, ood_end = seen[first] - self.is_ood[first], seen[last]
+        ids, oods = last + 1 - ood_end - (first - ood), ood_end - ood
+        _level(precision_id, first - ood, first - ood, ids)
+        _level(precision_ood, ood, ood_end - 1, oods)
+        return float((ids * oods).sum()) / 2
 
-    def _add_oods(self, totals: _Totals, x: Array, y: Array, at: Array) -> None:
-        n_ood, start = len(self.oods), self.ood_part.start
-        at -= np.arange(len(y))  # how many of the block's ID scores are at or below each OOD score
-        wanted = _at_least(0.95, n_ood) - 1 - start
-        if 0 <= wanted < len(y):
-            totals.rejected_id = float(at[wanted] + self.id_part.start)
-        count = np.arange(start + 1.0, start + 1.0 + len(y))  # how many OOD scores are at or below it
-        sizes = None
-        distinct = _distinct(y)
-        if distinct <= len(y) // FEW:
-            firsts, sizes = _groups(y)
-            y, at, count = y[firsts], at[firsts], count[firsts + sizes - 1]
-        elif distinct < len(y):
-            count = start + len(y) - _first_of_equals(y[::-1])[::-1].astype(np.float64)
-        if len(x):
-            tied = np.flatnonzero(x[at - 1] == y)  # where at is 0 this is the largest, which is not equal
-            pairs = at[tied] - np.searchsorted(x, y[tied], side="left")
-            totals.ranks += float((pairs if sizes is None else pairs * sizes[tied]).sum()) / 2
-        upto = at + float(self.id_part.start)
-        upto += count
-        count /= upto
-        totals.precision_ood = float((count if sizes is None else count * sizes).sum())
+    def _by_group(self, last: Array) -> _Totals:
+        """Totals from the groups of equal scores, given the last of each."""
+        end = last + (self.start + 1)
+        ood_end = np.cumsum(self.is_ood, dtype=np.int32)[last] + self.before
+        id_end = end - ood_end
+        ids, oods = np.diff(id_end, prepend=self.start - self.before), np.diff(ood_end, prepend=self.before)
+        below, left, tail = ood_end - oods, self.n_id - id_end + ids, self.n_id + self.n_ood - end + ids + oods
+        totals = _Totals(float((ids * (2 * below + oods)).sum()) / 2)
+        totals.gap = self._gap(left, tail)
+        totals.precision_id = float((ids * (left / tail)).sum())
+        totals.precision_ood = float((oods * (ood_end / end)).sum())
+        wanted = self.n_id - _at_least(0.95, self.n_id)
+        if self.start - self.before <= wanted < id_end[-1]:
+            totals.accepted_ood = float(self.n_ood - below[np.searchsorted(id_end, wanted, side="right")])
+        wanted = _at_least(0.95, self.n_ood) - 1
+        if self.before <= wanted < ood_end[-1]:
+            totals.rejected_id = float(id_end[np.searchsorted(ood_end, wanted, side="right")])
+        return totals
+
+    def _gap(self, left: Array, tail: Array) -> float:
+        """The largest difference of the two rates, if ``left`` of the ``tail`` accepted scores are ID."""
+        difference = left * (self.n_id + self.n_ood)
+        difference -= tail * self.n_id
+        return float(difference.max(initial=0)) / (self.n_id * self.n_ood)
 
 
-def _distinct(ordered: Array) -> int:
-    """How many different values there are among sorted ones."""
-    return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
-
-
-def _groups(ordered: Array) -> tuple[Array, Array]:
-    """Where each group of equal values begins, and how many there are in it."""
-    firsts = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
-    return firsts, np.diff(firsts, append=len(ordered))
-
-
-def _first_of_equals(ordered: Array) -> Array:
-    """For each of some sorted values, the place of the first that is equal to it."""
-    place = np.arange(len(ordered))
-    place[1:][ordered[1:] == ordered[:-1]] = 0
-    return np.maximum.accumulate(place, out=place)
+def _level(values: Array, first: Array, source: Array, sizes: Array) -> None:
+    """Set each of several ranges of ``values``, which begin at ``first``, to the value at its ``source``."""
+    several = np.flatnonzero(sizes > 1)
+    if not len(several):
+        return
+    first, source, sizes = first[several], source[several], sizes[several]
+    places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+    values[places] = np.repeat(values[source], sizes)
 
 
 def _both(one: Callable[[], Any], two: Callable[[], Any], *, parallel: bool) -> tuple[Any, Any]:
@@ -352,10 +362,8 @@ def _array(name: str, scores: Scores) -> Array:
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:
         raise DataError(f"{name} must be a non-empty one-dimensional array, got shape {array.shape}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = array.dtype.kind == "f" and not np.isfinite(array.sum())
-    bad = np.flatnonzero(~(array < np.inf)) if suspicious else np.empty(0)
-    if len(bad):
+    if not array.max() < np.inf:  # which is NaN if any score is
+        bad = np.flatnonzero(~(array < np.inf))
         raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}")
     return array
 

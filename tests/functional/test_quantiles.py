@@ -175,3 +175,26 @@ def test_added_values_are_copied() -> None:
     stream.add(values)
     values.fill_(100)
     assert stream.quantile(1.0) == 3
+
+
+@pytest.mark.parametrize("exact_values", [0, 10, 1 << 24])
+def test_half_precision_counts_as_the_same_numbers_in_single(
+    monkeypatch: pytest.MonkeyPatch, exact_values: int
+) -> None:
+    monkeypatch.setattr(quantiles, "EXACT_VALUES", exact_values)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.cat([torch.randn(500, generator=generator), torch.tensor([0.0, -0.0, 6e-8, -6e-8, 65504.0])]).half()
+    half, single, mixed = Quantiles(), Quantiles(), Quantiles()
+    for place, part in enumerate(values.split(100)):
+        half.add(part)
+        single.add(part.float())
+        mixed.add(part if place % 2 else part.float())
+    for q in (0.0, 0.3, 0.5, 0.9, 1.0):
+        assert half.quantile(q) == single.quantile(q) == mixed.quantile(q)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_quantile_of_nan_is_nan_and_infinite_ends_are_values(kind: torch.dtype) -> None:
+    assert math.isnan(quantile(torch.tensor([1.0, math.nan, 2.0], dtype=kind), 0.1))
+    assert quantile(torch.tensor([-math.inf, 1.0, 2.0], dtype=kind), 0.5) == 1.0
+    assert quantile(torch.tensor([7.0], dtype=kind), 0.3) == 7.0

@@ -18,7 +18,7 @@ from oodles.features import Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
-SCORING_BYTES = 1 << 27  # what scoring a batch may hold in memory besides its rows, as far as detectors state it
+SCORING_BYTES = 1 << 26  # what scoring a batch may hold in memory besides its rows, as far as detectors state it
 
 HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
 
@@ -235,7 +235,8 @@ class Detector(Described):
         if features.head is not None:
             check_head(self, features.head)
         scores = torch.cat(list(_score_batches(self, features)))
-        return scores.masked_fill(scores.isinf(), torch.nan)
+        # the sum is finite unless a score is not, or all of them are huge
+        return scores if bool(scores.sum().isfinite()) else scores.masked_fill(scores.isinf(), torch.nan)
 
     def _remedy(self) -> str:
         return "call .fit(features) first"

@@ -119,7 +119,7 @@ class RankEnsemble(NetworkDetector):
             # the low bits, because the sample is of the rows with the smallest keys
             held_out = keys % 1000 < round(1000 * self.holdout)
             for name, chosen in ((HELD_OUT, held_out), (LEARNED, ~held_out)):
-                statistics[name].add(columns[chosen], keys[chosen])
+                statistics[name].add(columns[chosen], keys=keys[chosen])
             if held_out.all():
                 return
             batch = batch[(~held_out).nonzero()[:, 0]]

@@ -86,7 +86,7 @@ class Gram(NetworkDetector):
         held_out = keys % 100 < HELD_OUT_PERCENT
         for column, part in zip(self.columns, parts, strict=True):
             statistics[column].add(part[~held_out], predicted[~held_out], batch.classes)
-        statistics[HELD_OUT].add(torch.cat([predicted[:, None].float(), rows], dim=1)[held_out], keys[held_out])
+        statistics[HELD_OUT].add(torch.cat([predicted[:, None].float(), rows], dim=1)[held_out], keys=keys[held_out])
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:

@@ -91,8 +91,7 @@ class NNGuide(_Neighbours):
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         energies = energy(batch.logits.float())[:, None]
-        rows = torch.cat([batch.embedding.float(), energies], dim=1)
-        statistics["rows"].add(rows, row_keys(batch.embedding))
+        statistics["rows"].add(batch.embedding, energies, keys=row_keys(batch.embedding))
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:

@@ -73,10 +73,10 @@ class Moments:
 
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
-        rows = values.detach().double().cpu()
+        rows = values.detach().cpu()
         if self.count == 0:
-            self._start(rows.mean(dim=0))
-        centred = rows - self._shift
+            self._start(rows.mean(dim=0, dtype=torch.float64))
+        centred = rows - self._shift  # in float64, as the fixed point is
         self.count += len(rows)
         self._sum += centred.sum(dim=0)
         _add_products(self._products, centred)
@@ -127,15 +127,16 @@ class ClassMoments:
 
     def add(self, values: Tensor, labels: Tensor, classes: int) -> None:
         """Add the rows of one batch."""
-        rows, labels = values.detach().double().cpu(), labels.cpu().long()
+        rows, labels = values.detach().cpu(), labels.cpu().long()
         self._start(classes, rows.shape[1])
         counts = torch.bincount(labels, minlength=classes).double()
         new = (self.counts == 0) & (counts > 0)
         if new.any():
             first = new[labels]
-            sums = torch.zeros_like(self._sums).index_add_(0, labels[first], rows[first])
+            sums = torch.zeros_like(self._sums).index_add_(0, labels[first], rows[first].double())
             self._shifts[new] = sums[new] / counts[new, None]
-        centred = rows - self._shifts[labels]
+        centred = self._shifts[labels]
+        torch.sub(rows, centred, out=centred)
         self.counts += counts
         self._sums.index_add_(0, labels, centred)
         _add_products(self._products, centred)
@@ -255,11 +256,16 @@ class RowSample:
         self.limit = limit
         self._rows: list[Tensor] = []
         self._keys: list[Tensor] = []
+        self._bound: int | None = None  # rows with keys from here on are not among the smallest
 
-    def add(self, values: Tensor, keys: Tensor | None = None) -> None:
-        """Add the rows of one batch."""
-        rows = values.detach().to("cpu", torch.float32)
-        self._keep([rows.clone()], [row_keys(rows) if keys is None else keys])
+    def add(self, *columns: Tensor, keys: Tensor | None = None) -> None:
+        """Add the rows of one batch, each of them from one or more columns."""
+        parts = [column.detach().to("cpu", torch.float32) for column in columns]
+        keys = row_keys(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]) if keys is None else keys
+        if self._bound is not None:
+            kept = (keys < self._bound).nonzero().flatten()
+            parts, keys = [part[kept] for part in parts], keys[kept]
+        self._keep([torch.cat(parts, dim=1)], [keys])  # a copy, also of a single column
 
     def merge(self, other: "RowSample") -> None:
         """Add another's rows."""
@@ -276,9 +282,17 @@ class RowSample:
             self._truncate()
 
     def _truncate(self) -> None:
-        rows, keys = torch.cat(self._rows), torch.cat(self._keys)
+        keys = torch.cat(self._keys)
         order = torch.argsort(keys, stable=True)[: self.limit]
-        self._rows, self._keys = [rows[order]], [keys[order]]
+        places = torch.full_like(keys, -1)
+        places[order] = torch.arange(len(order))
+        # part by part, because a copy of all rows would be the largest thing in memory
+        sample = self._rows[0].new_empty(len(order), self._rows[0].shape[1])
+        for part, place in zip(self._rows, torch.split(places, [len(part) for part in self._rows]), strict=True):
+            kept = (place >= 0).nonzero().flatten()
+            sample[place[kept]] = part if len(kept) == len(part) else part[kept]
+        self._rows, self._keys = [sample], [keys[order]]
+        self._bound = int(self._keys[0][-1]) if len(order) == self.limit else None
 
 
 def row_keys(values: Tensor) -> Tensor:

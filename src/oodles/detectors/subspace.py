@@ -92,7 +92,7 @@ class ViM(Residual):
     def observe(self, batch: Features, statistics: Statistics) -> None:
         statistics["moments"].add(batch.embedding)
         largest = max_logit(batch.logits.float())[:, None]
-        statistics["rows"].add(torch.cat([batch.embedding.float(), largest], dim=1), row_keys(batch.embedding))
+        statistics["rows"].add(batch.embedding, largest, keys=row_keys(batch.embedding))
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
@@ -137,7 +137,7 @@ class NECO(Detector):
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         statistics["moments"].add(batch.embedding)
-        statistics["largest"].add(max_logit(batch.logits)[:, None], row_keys(batch.embedding))
+        statistics["largest"].add(max_logit(batch.logits)[:, None], keys=row_keys(batch.embedding))
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
@@ -201,7 +201,7 @@ class PNML(Detector):
         unit = F.normalize(embedding, dim=1)
         leverage = (unit @ self.inverse_).square().sum(dim=1, keepdim=True)
         outside = (unit @ self.outside_).square().sum(dim=1, keepdim=True)
-        outside = torch.where((unit == 0).all(dim=1, keepdim=True), 1.0, outside)
+        outside = torch.where(unit.abs().amax(dim=1, keepdim=True) == 0, 1.0, outside)
         power = torch.maximum(outside, leverage / (1 + leverage))
         log_p = torch.log_softmax(F.linear(unit, self.weight_, self.bias_), dim=1)
         rest = -torch.expm1(log_p)

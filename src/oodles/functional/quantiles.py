@@ -21,8 +21,16 @@ def quantile(values: Tensor, q: float) -> float:
     >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
     2.5
     """
+    flat = values.detach().cpu().reshape(-1)
+    numbers = (flat if flat.dtype == torch.float64 else flat.float()).numpy()
+    position = q * (len(numbers) - 1)
+    low = int(position)
+    parted = np.partition(numbers, low)
+    above = parted[low + 1 :]
+    # the next larger number; NaN if there is any, because NaN is sorted to the end
+    ends = np.array([parted[low], above.min() if len(above) else parted[low]], dtype=np.float64)
     with np.errstate(invalid="ignore"):  # between infinite values it is NaN
-        return float(np.quantile(values.detach().cpu().double().numpy(), q))
+        return float(np.quantile(ends, position - low))
 
 
 class Quantiles:
@@ -47,10 +55,11 @@ class Quantiles:
     def add(self, values: Tensor) -> None:
         """Add values, of any shape."""
         self._cache = {}
-        flat = values.detach().reshape(-1).to("cpu", torch.float32)
+        kind = torch.float16 if values.dtype == torch.float16 else torch.float32
+        flat = values.detach().reshape(-1).to("cpu", kind)
         self.count += flat.numel()
         if self._counts is not None:
-            self._counts += _histogram(flat)
+            _count(flat, self._counts)
             return
         # what was converted is ours already
         self._kept.append(flat.clone() if flat.data_ptr() == values.data_ptr() else flat)
@@ -87,16 +96,28 @@ class Quantiles:
     def _to_counts(self) -> None:
         counts = torch.zeros(_BINS, dtype=torch.int64) if self._counts is None else self._counts
         for values in self._kept:
-            counts += _histogram(values)
+            _count(values, counts)
         self._counts = counts
         self._kept = []
 
 
-def _histogram(values: Tensor) -> Tensor:
+def _count(values: Tensor, counts: Tensor) -> None:
+    """Add values to the counts of their bins."""
+    if values.dtype == torch.float16:  # there are so few different ones that each is counted
+        found = torch.bincount(values.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF), minlength=1 << 16)
+        different = found.nonzero().flatten()
+        counts.index_add_(0, _bins(different.to(torch.int16).view(torch.float16).float()), found[different])
+    elif values.numel():
+        bins = _bins(values)
+        low = int(bins.min())
+        found = torch.bincount(bins.sub_(low))
+        counts[low : low + len(found)] += found
+
+
+def _bins(values: Tensor) -> Tensor:
     # float32 bits, read as integers, sort like the values once those of negative values are flipped
     bits = values.view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return torch.bincount((ordered >> _SHIFT).add_(_BINS // 2), minlength=_BINS)
+    return (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).bitwise_right_shift_(_SHIFT).add_(_BINS // 2)
 
 
 def _edges(index: int) -> tuple[float, float]:

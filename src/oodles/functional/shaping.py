@@ -26,8 +26,8 @@ def between(embedding: Tensor, low: Tensor, high: Tensor) -> Tensor:
     >>> between(torch.tensor([[0.1, 0.5, 3.0]]), torch.tensor(0.2), torch.tensor(1.0))
     tensor([[0.0000, 0.5000, 1.0000]])
     """
-    # a product, because NaN times 0 stays NaN
-    return torch.minimum(embedding, high).mul_(embedding >= low)
+    # a product, because NaN times 0 stays NaN; with 0 and 1 as floats, which is several times faster than with a mask
+    return torch.minimum(embedding, high).mul_(embedding.detach().clone().ge_(low))
 
 
 def kept_units(width: int, percentile: float) -> int:
