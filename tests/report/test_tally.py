@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oodles.report import tally as module
-from oodles.report.results_file import Scored
 from oodles.report.tally import Extremes, Sample, Tally
+from oodles.results.rows import Row as Scored
 
 SCORES = st.lists(st.integers(-5, 5).map(float), max_size=60)
 

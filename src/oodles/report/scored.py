@@ -12,9 +12,10 @@ from oodles.names import printable
 from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, counted, shortened
 from oodles.report.pictures import Pictures
 from oodles.report.rates import Rate
-from oodles.report.results_file import Scored, read_results
 from oodles.report.svg import inline_svg
 from oodles.report.tally import P_BINS, Tally
+from oodles.results.reading import read_rows
+from oodles.results.rows import Row as Scored
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +31,7 @@ def results_part(path: str | Path, title: str | None = None) -> Part:
     Images that the results name are opened, if they are still there, for small copies of at most 64 of them.
     """
     path = Path(path)
-    tally = Tally.of(read_results(path))
+    tally = Tally.of(read_rows(path))
     name = printable(path.name)
     facts: tuple[tuple[str, str], ...] = (
         ("inputs", f"{tally.total:,}"),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from oodles.names import printable
 from oodles.report.document import shortened
 from oodles.report.rates import Rate
-from oodles.report.results_file import Scored
+from oodles.results.rows import Row as Scored
 
 Array = npt.NDArray[np.float64]
 

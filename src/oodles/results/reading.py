@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oodles.data.limits import unpacked_limit
 from oodles.errors import DataError, FileError
 from oodles.results.rows import COLUMNS, MOST_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
 
@@ -16,19 +17,24 @@ def read_rows(path: Path) -> Iterator[Row]:
 
     A file that is not complete, because it is being written or its writer was killed, ends in an error.
     """
-    check_regular(path)
     lines = lines_of(path)
+    check_regular(path)
     if path.suffix.lower() == ".parquet":
         yield from _read_parquet(path)
         return
-    number, end = 0, 0
-    for number, (row, end) in enumerate(whole_rows(path, lines), start=1):  # noqa: B007
-        yield row
-    if max(end, len(lines.header)) != path.stat().st_size:
-        raise DataError(
-            f"{path} has no complete row after the first {number}; if it is being written, `oodles score --resume` "
-            "completes it"
-        )
+    number = 0
+    try:
+        with path.open("rb") as file:
+            if file.read(len(lines.header)) != lines.header:
+                raise ValueError(f"it does not begin with the line {','.join(COLUMNS)}")
+            while line := file.readline(MOST_BYTES):
+                number += 1
+                if not line.endswith(b"\n"):
+                    raise ValueError("the line is cut off or longer than allowed; `oodles score --resume` completes it")
+                yield lines.decode(line)
+    except (OSError, *NOT_A_ROW) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"{path} does not hold results of `oodles score`: row {number}: {reason:.300}") from None
 
 
 def whole_rows(path: Path, lines: Lines) -> Iterator[tuple[Row, int]]:
@@ -59,13 +65,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         with ParquetFile(path) as file:
             missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
             if missing:
-                raise DataError(f"{path} has no column {missing[0]}, so it does not hold results of `oodles score`")
+                raise ValueError(f"it has no column {missing[0]}")
+            groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > unpacked_limit(path.stat().st_size):
+                raise ValueError("it would unpack to far more than its size")
             for batch in file.iter_batches(ROW_GROUP, columns=[*COLUMNS]):
                 yield from map(_from_record, batch.to_pylist())
     except (ArrowException, OSError, *NOT_A_ROW) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} does not hold results in Parquet ({str(error).partition(chr(10))[0]})") from None
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path} does not hold results of `oodles score`: {reason:.300}") from None
 
 
 def _from_record(record: dict[str, Any]) -> Row:

@@ -8,9 +8,10 @@ import pytest
 from support.pages import check_page
 from support.scored import COLUMNS, failed, scored, write_scored
 
-from oodles.errors import DataError
+from oodles.errors import DataError, FileError
 from oodles.report import results_part, write_report
-from oodles.report.results_file import Scored, read_results
+from oodles.results.reading import read_rows
+from oodles.results.rows import Row
 
 ROWS = [
     scored("a.png", 1.25),
@@ -23,24 +24,24 @@ ROWS = [
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     path = write_scored(tmp_path / f"results{suffix}", ROWS)
-    assert list(read_results(path)) == [Scored(**row) for row in ROWS]
+    assert list(read_rows(path)) == [Row(**row) for row in ROWS]
 
 
 def test_names_that_are_not_valid_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     path = write_scored(tmp_path / "results.jsonl", [scored(name, 1.0, class_name=name), failed(name, name)])
-    assert [row.path for row in read_results(path)] == [name, name]
+    assert [row.path for row in read_rows(path)] == [name, name]
     write_report(tmp_path / "report.html", results_part(path))
     assert "caf\\udce9.png" in check_page(tmp_path / "report.html").text
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_no_rows_are_no_error(tmp_path: Path, suffix: str) -> None:
-    assert list(read_results(write_scored(tmp_path / f"results{suffix}", []))) == []
+    assert list(read_rows(write_scored(tmp_path / f"results{suffix}", []))) == []
 
 
 HEADER = ",".join(COLUMNS)
-LINE = json.dumps(scored("a", 1.0))
+LINE = json.dumps({name: scored("a", 1.0)[name] for name in COLUMNS})
 
 
 @pytest.mark.parametrize(
@@ -48,28 +49,27 @@ LINE = json.dumps(scored("a", 1.0))
     [
         ("x.jsonl", b"not json\n", "row 1"),
         ("x.jsonl", LINE.encode() + b"\n[1, 2]\n", "row 2"),
-        ("x.jsonl", b'{"path": "a", "score": "high", "is_id": true}\n', "score"),
-        ("x.jsonl", b'{"path": "a", "score": 1}\n', "is_id"),
+        ("x.jsonl", LINE.replace('"score": 1.0', '"score": "high"').encode() + b"\n", "row 1: Expected `float . null`, got `str`"),
+        ("x.jsonl", b'{"path": "a", "score": 1}\n', "does not have the columns"),
         ("x.jsonl", b"[" * 100_000 + b"\n", "row 1"),
-        ("x.jsonl", b'{"path": "' + b"a" * (1 << 20) + b'"}\n', "1,048,576"),
+        ("x.jsonl", b'{"path": "' + b"a" * (1 << 20) + b'"}\n', "longer than allowed"),
         ("x.jsonl", b'{"path": "\xff", "score": 1, "is_id": true}\n', "row 1"),
-        ("x.csv", b"", "no header"),
-        ("x.csv", b"path,score\na,1\n", "no column label"),
+        ("x.csv", b"", "does not begin with the line path,label"),
+        ("x.csv", b"path,score\na,1\n", "does not begin with the line path,label"),
         ("x.csv", f"{HEADER}\na,1\n".encode(), "2 columns"),
         ("x.csv", f"{HEADER}\na,1,c,0.5,high,0.1,true,\n".encode(), "high"),
         ("x.csv", f"{HEADER}\na,1,c,0.5,1,0.1,perhaps,\n".encode(), "perhaps"),
         ("x.csv", f"{HEADER}\n\xff".encode("latin1"), "row 1"),
         ("x.csv", f'{HEADER}\n"{"a" * 200_000}",1,c,0.5,1,0.1,true,\n'.encode(), "row 1"),
-        ("x.parquet", b"PAR1 and then nothing", "row 1"),
-        ("x.parquet", b"", "row 1"),
-        ("x.txt", b"", "must end in"),
+        ("x.parquet", b"PAR1 and then nothing", "does not hold results"),
+        ("x.parquet", b"", "does not hold results"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=reason) as refused:
-        list(read_results(path))
+        list(read_rows(path))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500 + len(str(path))
 
@@ -82,12 +82,12 @@ def test_parquet_with_other_columns_or_types_is_refused(tmp_path: Path) -> None:
     ):
         pq.write_table(table, tmp_path / "x.parquet")
         with pytest.raises(DataError, match="does not hold results"):
-            list(read_results(tmp_path / "x.parquet"))
+            list(read_rows(tmp_path / "x.parquet"))
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")  # opening it would wait for a writer
     (tmp_path / "folder.csv").mkdir()
     for name in ("pipe.csv", "folder.csv", "missing.csv"):
-        with pytest.raises(DataError):
-            list(read_results(tmp_path / name))
+        with pytest.raises(FileError):
+            list(read_rows(tmp_path / name))
