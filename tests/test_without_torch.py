@@ -9,13 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from support.images import write_image
+from support.networks import Net, seeded
 from support.pages import check_page
 from support.scored import scored, write_scored
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
 from oodles import cli, results
+from oodles.data.loaders import normalise
+from oodles.data.transforms import Transform
+from oodles.guard import Guard
+
+SMALL = Transform(8, 10, (0.5,) * 3, (0.25,) * 3)
 
 MODULES = (
     *("oodles", "oodles.calls", "oodles.differences", "oodles.errors", "oodles.extras", "oodles.files"),
@@ -31,6 +38,7 @@ MODULES = (
     *("oodles.data.image_lists", "oodles.data.image_sets", "oodles.data.limits", "oodles.data.matlab"),
     *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
     *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
+    *("oodles.calibration", "oodles.fields", "oodles.deploy.artefact", "oodles.deploy.exported"),
     *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
     *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
@@ -158,20 +166,34 @@ for attempt in (lambda: getattr(ood, name), lambda: exec(f"from oodles import {n
     assert succeeded(run(script, name)).splitlines() == [f"oodles.{name} {REMEDY}"] * 2
 
 
-def test_guards_are_those_that_were_exported(run):
-    # a class of ours in the place of the real one: which class it is has to be seen, not what it does
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An exported guard, written where torch is."""
+    path = tmp_path_factory.mktemp("exported") / "guard.zip"
+    images = [normalise(SMALL, torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8)) for _ in range(2)]
+    Guard.fit(seeded(Net), images, detector="dice(0.5)", labels=False, preprocessing=SMALL).export(path)
+    return path
+
+
+def test_a_folder_is_scored_by_an_exported_guard(run, exported, tmp_path):
+    photos = [write_image(tmp_path / "photos" / f"{number}.png", size=(9 + number, 30)) for number in range(5)]
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+    succeeded(run(COMMAND, "score", str(exported), "photos", "--out", "results.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    found = {Path(row["path"]).name: row["score"] for row in rows}
+    verdict = Guard.open(exported)(photos)
+    assert found.pop("broken.png") is None
+    assert list(found.values()) == pytest.approx(verdict.score.tolist(), abs=1e-5)
+    assert [row["is_id"] for row in rows] == [*verdict.is_id.tolist(), False]
     script = """
 import sys
-from types import ModuleType
-for name in ("oodles.deploy", "oodles.deploy.exported"):
-    sys.modules[name] = ModuleType(name)
-class ExportedGuard: ...
-sys.modules["oodles.deploy.exported"].ExportedGuard = ExportedGuard
 import oodles as ood
 from oodles import Guard
-assert ood.Guard is Guard is ExportedGuard
+guard = Guard.open(sys.argv[1])
+assert type(guard) is Guard is ood.Guard
+print(guard(sys.argv[2]).score.item())
 """
-    succeeded(run(script))
+    assert float(succeeded(run(script, str(exported), str(photos[0])))) == pytest.approx(verdict.score[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,11 @@ LINE = json.dumps({name: scored("a", 1.0)[name] for name in COLUMNS})
     [
         ("x.jsonl", b"not json\n", "row 1"),
         ("x.jsonl", LINE.encode() + b"\n[1, 2]\n", "row 2"),
-        ("x.jsonl", LINE.replace('"score": 1.0', '"score": "high"').encode() + b"\n", "row 1: Expected `float . null`, got `str`"),
+        (
+            "x.jsonl",
+            LINE.replace('"score": 1.0', '"score": "high"').encode() + b"\n",
+            "row 1: Expected `float . null`, got `str`",
+        ),
         ("x.jsonl", b'{"path": "a", "score": 1}\n', "does not have the columns"),
         ("x.jsonl", b"[" * 100_000 + b"\n", "row 1"),
         ("x.jsonl", b'{"path": "' + b"a" * (1 << 20) + b'"}\n', "longer than allowed"),
