@@ -244,7 +244,7 @@ def _change_node(draw: random.Random, model: onnx.ModelProto) -> None:
         case 3:
             nodes.append(other)
         case 4:
-            node.attribute.extend(other.attribute)
+            node.attribute.extend([*other.attribute])
         case 5 if node.attribute:
             attribute = draw.choice(node.attribute)
             attribute.i = draw.choice((0, -1, 1, 1 << 31, 1 << 62))

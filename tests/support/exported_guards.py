@@ -1,17 +1,24 @@
-"""Two small exported guards, their parts, and guards packed from altered parts."""
+"""Two small exported guards, guards packed from their altered parts, and what is said of these."""
 
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+import oodles
 from oodles.data.transforms import Transform
+from oodles.deploy.exported import ExportedGuard
+from oodles.errors import FileError
 from oodles.guard import Guard
 
 RECORD, GRAPH, TENSORS = NAMES = ("guard.json", "guard.onnx", "detector.safetensors")
@@ -104,3 +111,42 @@ def forged(parts: Parts, record: dict[str, Any] | None = None, **members: bytes)
         if entry is not None:
             entry |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     return {RECORD: sealed(changed), **contents}
+
+
+def refusal(path: Path) -> str:
+    """The line with which a guard is refused; opening it changes nothing in its folder."""
+    before = listing(path.parent)
+    with pytest.raises(FileError) as refused:
+        ExportedGuard.open(path)
+    assert listing(path.parent) == before
+    line = str(refused.value)
+    assert len(line.splitlines()) == 1
+    assert str(path) in line
+    return line
+
+
+def listing(folder: Path) -> list[tuple[Path, int, int]]:
+    return sorted((path, (found := path.lstat()).st_size, found.st_mtime_ns) for path in folder.rglob("*"))
+
+
+def in_limited_process(path: Path, megabytes: int) -> tuple[str, int]:
+    """What a process that may allocate little says of a guard, and the megabytes that it needed beyond a start."""
+    program = (
+        "import resource, sys\n"
+        "import onnxruntime\n"
+        "from oodles.deploy.exported import ExportedGuard\n"
+        "from oodles.errors import FileError\n"
+        "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"resource.setrlimit(resource.RLIMIT_DATA, ({megabytes} << 20, {megabytes} << 20))\n"
+        "try:\n"
+        "    print(ExportedGuard.open(sys.argv[1], threads=1))\n"
+        "except FileError as error:\n"
+        "    print('refused:', error)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // 1024)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(oodles.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    line, needed = done.stdout.splitlines()
+    return line, int(needed)

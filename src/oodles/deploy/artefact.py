@@ -148,6 +148,11 @@ def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
     return {"kind": KIND, "schema": SCHEMA, **record, "members": members}
 
 
+def escaped(text: str) -> str:
+    """The text on one line, with line ends and control characters as escapes."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 @contextmanager
 def written(path: Path, record: Record, contents: Mapping[str, bytes], *, overwrite: bool) -> Iterator[Path]:
     """Write an exported guard beside ``path``, give it to the block to try, and move it to ``path`` if it holds."""
@@ -270,7 +275,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> 
         raise FileError(f"{path}: {name} has {info.file_size:,} bytes, more than {most:,}; export the guard again")
     with archive.open(info) as file:  # the size in the directory may be a lie
         content = file.read(info.file_size + 1)
-    if len(content) != info.file_size:
+    if not len(content) == info.file_size == info.compress_size:
         raise FileError(f"{path}: {name} is not as long as the archive says; export the guard again")
     return content
 
@@ -289,7 +294,10 @@ def _read_file(path: Path, name: str, most: int) -> bytes:
 
 def _record(path: Path, content: bytes) -> Record:
     source = path / RECORD
-    record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+    try:
+        record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+    except FileError as error:  # which may quote a name from the file
+        raise FileError(escaped(str(error))) from None
     calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
@@ -311,8 +319,10 @@ def _record(path: Path, content: bytes) -> Record:
 
 def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:
     content: bytes = read(name, members[name]["bytes"])
-    if hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
-        raise FileError(f"{path}: {name} was altered or truncated (its SHA-256 does not match); export the guard again")
+    if len(content) != members[name]["bytes"] or hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
+        raise FileError(
+            f"{path}: {name} was altered or truncated (its size or SHA-256 does not match); export the guard again"
+        )
     return content
 
 

@@ -13,7 +13,7 @@ from oodles.data.image_sets import decode
 from oodles.data.limits import PIXELS
 from oodles.data.readers import check_image, open_bytes, open_image
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.deploy.artefact import Arrays, Artefact, escaped, read_artefact
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.extras import needed_by
 from oodles.files import Record
@@ -198,7 +198,8 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
     options.intra_op_num_threads = threads or 0
     providers = list(dict.fromkeys((DEVICES[device], DEVICES["cpu"])))
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=providers)
+        # without a fallback, which is announced on standard output
+        return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors have no common class
         raise FileError(f"onnxruntime refuses the graph: {_reason(error)}") from None
 
@@ -206,7 +207,7 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
 def _reason(error: Exception) -> str:
     """An error of a library in one line; it may quote names from the file, which are shown as escapes."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)[:200]
+    return escaped(text)[:200]
 
 
 def _described(value: Any) -> Record:
