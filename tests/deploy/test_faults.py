@@ -15,8 +15,9 @@ import pytest
 from support import exported_guards as made
 from support.exported_guards import GRAPH, NAMES, RECORD, TENSORS, in_limited_process, refusal
 
-from oodles.deploy.artefact import is_exported
+from oodles.deploy.artefact import check_free, is_exported
 from oodles.deploy.exported import ExportedGuard
+from oodles.errors import FileError
 
 FORMS = ("guard", "guard.zip")
 
@@ -242,6 +243,14 @@ def test_a_list_of_members_whose_size_is_in_a_further_record_is_limited_too(part
             ExportedGuard.open(path)
         else:
             refusal(path)
+
+
+def test_a_folder_with_other_files_is_not_replaced(parts, place):
+    path = made.write({**parts, "notes.txt": b"mine"}, place / "guard")
+    with pytest.raises(FileError, match=r"also has 'notes.txt'"):
+        check_free(path, overwrite=True)
+    (path / "notes.txt").unlink()
+    check_free(path, overwrite=True)
 
 
 # Links, pipes and devices -----------------------------------------------------------------------

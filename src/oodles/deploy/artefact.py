@@ -184,6 +184,10 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileError(
             f"{path} holds an exported guard; choose another place, or replace it (overwrite=True, --force)"
         )
+    found = [each.name for each in path.iterdir()] if path.is_dir() else []
+    other = next((name for name in found if name not in (RECORD, *MEMBERS) and TEMPORARY not in name), None)
+    if other is not None:
+        raise FileError(f"{path} also has {other!r}, which is not part of an exported guard; choose another place")
 
 
 def replace_threshold(path: Path, threshold: Record) -> None:
