@@ -66,6 +66,7 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
         ("vectors", {"threshold.value": float("inf")}, "threshold.value"),
         ("vectors", {"threshold.value": 10**400}, "threshold.value"),
         ("vectors", {"threshold.value": "0"}, "threshold.value"),
+        ("vectors", {"threshold.value": -1e300}, "does not hold the graph that its record describes"),
         ("vectors", {"threshold.id_rate": 1.0}, "threshold.id_rate"),
         ("vectors", {"threshold.calibration_size": -1}, "threshold.calibration_size"),
         ("vectors", {"inputs.0.name": "y"}, "does not hold the graph that its record describes"),

@@ -29,7 +29,7 @@ from oodles.deploy.exported import ExportedGuard, ExportedVerdict
 from . import ACCEPTED, NON_FINITE, tally
 from .alterations import change_field, damaged, damaged_tensors, in_one_line, lose_files, strange_text
 
-ROUNDS, SHORT, CHUNK = 10_000, 150, 500
+ROUNDS, SHORT, CHUNK = 10_000, 100, 1000
 
 Array = np.ndarray[Any, Any]
 ARRAYS: tuple[Callable[[Array], Array], ...] = (

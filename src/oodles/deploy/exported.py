@@ -66,7 +66,8 @@ class ExportedGuard:
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
         self._session = self._start(artefact.graph, device, threads)
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
-        self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
+        with np.errstate(over="ignore"):
+            self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
         self._check_graph()
         self._test(artefact.arrays)
 
@@ -140,7 +141,7 @@ class ExportedGuard:
         logits = self._session.get_outputs()[0].shape
         consistent = (
             takes == self._inputs,
-            THRESHOLD in default,
+            THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
             tuple(gives) == tuple(self.record["outputs"]) == OUTPUTS,
             len(logits) == 2,
         )
