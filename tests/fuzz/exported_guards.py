@@ -2,7 +2,8 @@
 
 By accident (*damaged*, *archives*): bytes change, files are cut, lost or exchanged, archives are packed otherwise. What
 is opened must then give the original answers. On purpose (*records*, *tensors*, *graphs*): the content is replaced
-and all checksums are computed again. What is opened may then be another guard, but it must be able to score, and
+and all checksums are computed again. With another record or other tensors, what is opened may decide otherwise, but
+its scores must be the original ones. With another graph it may be another guard, but it must be able to score, and
 nothing whose score is not finite may be in-distribution. Opening never changes or adds a file.
 """
 
@@ -24,13 +25,14 @@ from safetensors.numpy import load, save
 from support import exported_guards as made
 
 from oodles.deploy.artefact import is_exported
-from oodles.deploy.exported import ExportedGuard, ExportedVerdict
+from oodles.deploy.exported import OUTPUTS, ExportedGuard, ExportedVerdict
 
 from . import ACCEPTED, NON_FINITE, tally
 from .alterations import change_field, damaged, damaged_tensors, in_one_line, lose_files, strange_text
 
 ROUNDS, SHORT, CHUNK = 10_000, 100, 1000
 
+OF_THE_GRAPH = ("logits", "label", "probability", "score", "p_value")  # all but the decision, which has the threshold
 Array = np.ndarray[Any, Any]
 ARRAYS: tuple[Callable[[Array], Array], ...] = (
     *(lambda a: a[..., :-1], lambda a: a[:0], lambda a: a[None], lambda a: a.ravel(), lambda a: np.float32(0)[...]),
@@ -71,19 +73,23 @@ def _answers(kind: str) -> ExportedVerdict:
     return ExportedGuard.open(path, threads=1)(made.inputs(kind))
 
 
-def _judge(path: Path, kind: str, *, alike: bool) -> str:
-    """Open what was altered and ask it; ``alike`` if it has to give the original answers."""
+def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
+    """Open what was altered and ask it; ``same`` are the outputs that have to be those of the original."""
     original, before = _answers(kind), _listing(path.parent)
     is_exported(path)
     try:
         guard = in_one_line(lambda: ExportedGuard.open(path, threads=1))
-        verdict = in_one_line(lambda: guard(made.inputs(kind)))
+        verdicts = [in_one_line(lambda: guard(made.inputs(kind)))]
+        if guard.transform is not None:
+            verdicts.append(in_one_line(lambda: guard([*made.inputs(kind)])))  # resized by Pillow, not by the graph
     finally:
         assert _listing(path.parent) == before, "opening a guard changed files"
-    if alike:
-        pairs = zip(verdict, original, strict=True)
-        assert all(np.array_equal(*pair) for pair in pairs), "damage was not noticed"
-    return NON_FINITE if bool(verdict.is_id[~np.isfinite(verdict.score)].any()) else ACCEPTED
+    for verdict in verdicts:
+        for name in same:
+            assert np.array_equal(getattr(verdict, name), getattr(original, name)), f"another {name} was not noticed"
+        if bool(verdict.is_id[~np.isfinite(verdict.score)].any()):
+            return NON_FINITE
+    return ACCEPTED
 
 
 def _listing(folder: Path) -> list[tuple[str, int, float]]:
@@ -111,7 +117,7 @@ def damaged_guard(draw: random.Random, place: Path) -> str:
         file.write_bytes(_original(other)[file.name])
     else:
         file.write_bytes(damaged(draw, file.read_bytes()))
-    return _judge(path, kind, alike=True)
+    return _judge(path, kind, OUTPUTS)
 
 
 def odd_archive(draw: random.Random, place: Path) -> str:
@@ -119,7 +125,7 @@ def odd_archive(draw: random.Random, place: Path) -> str:
     kind, path = draw.choice(made.KINDS), place / "guard.zip"
     parts = _original(kind)
     path.write_bytes(draw.choice((_odd_members, _odd_headers, _odd_end))(draw, parts))
-    return _judge(path, kind, alike=True)
+    return _judge(path, kind, OUTPUTS)
 
 
 def _odd_members(draw: random.Random, parts: made.Parts) -> bytes:
@@ -197,7 +203,7 @@ def forged_record(draw: random.Random, place: Path) -> str:
     if draw.random() < 0.1:
         text = strange_text(draw, changed[made.RECORD].decode())
         changed[made.RECORD] = text.encode(errors="surrogatepass")
-    return _judge(_packed(draw, changed, place), kind, alike=False)
+    return _judge(_packed(draw, changed, place), kind, OF_THE_GRAPH)
 
 
 def forged_tensors(draw: random.Random, place: Path) -> str:
@@ -213,7 +219,7 @@ def forged_tensors(draw: random.Random, place: Path) -> str:
         else:
             arrays[name] = np.ascontiguousarray(draw.choice(ARRAYS)(arrays[name]))
         content = save(arrays)
-    return _judge(_packed(draw, made.forged(parts, tensors=content), place), kind, alike=False)
+    return _judge(_packed(draw, made.forged(parts, tensors=content), place), kind, OF_THE_GRAPH)
 
 
 def forged_graph(draw: random.Random, place: Path) -> str:
@@ -226,7 +232,7 @@ def forged_graph(draw: random.Random, place: Path) -> str:
         for _ in range(draw.choice((1, 1, 1, 3))):
             draw.choice((_change_node, _change_node, _change_tensor, _change_ends))(draw, model)
         content = model.SerializeToString()
-    return _judge(_packed(draw, made.forged(parts, graph=content), place), kind, alike=False)
+    return _judge(_packed(draw, made.forged(parts, graph=content), place), kind, ())
 
 
 def _change_node(draw: random.Random, model: onnx.ModelProto) -> None:
