@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
-KINDS = ("artefacts", "specs", "images", "kills", "numbers", "command_lines")
+KINDS = ("artefacts", "exported_guards", "specs", "images", "kills", "numbers", "command_lines")
 
 REFUSED, ACCEPTED = "refused", "accepted"
 CRASH, HANG, TRACEBACK, NON_FINITE = "crash", "hang", "traceback", "accepted non-finite"

@@ -5,15 +5,13 @@ purpose: fields and tensors are replaced and all checksums computed again. What 
 but it must be able to score, and nothing whose score is not finite may be in-distribution. Every error is one line.
 """
 
-import copy
 import hashlib
 import json
 import random
 import shutil
-import struct
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,8 +23,6 @@ from torch import Tensor, nn
 
 from oodles.calibration import calibrate
 from oodles.detectors import Detector, parse
-from oodles.detectors.registry import entries
-from oodles.errors import OodlesError
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network.extraction import extract
@@ -34,6 +30,7 @@ from oodles.persistence import load_detector, save_detector
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 from . import ACCEPTED, NON_FINITE, tally
+from .alterations import change_field, damaged, damaged_tensors, files, in_one_line, lose_files, sealed, strange_text
 
 ROUNDS, SHORT, CHUNK = 10_000, 90, 500
 
@@ -44,19 +41,6 @@ SPECS = (
     *("mahalanobis(['a'], epsilon=0.01)", "rank_ensemble(['odin', 'knn'])", "rank_ensemble(['msp', 'energy'])"),
 )
 GUARDED, KEY = ("dice(0.7)", "default", "msp"), b"k" * 16
-VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 10**400, -0.0, 0.5, 1e308, -1e308, 1e-320),
-    *(float("nan"), float("inf"), float("-inf"), "", "x", "\n\x1b[31m", "\ud800", "..", "../x", "/", "a" * 5000),
-    *(
-        [],
-        [[]],
-        [None] * 2000,
-        {},
-        {"": None},
-        {"class": "KNN", "arguments": {}},
-        [{"class": "MSP", "arguments": {}}] * 3,
-    ),
-)
 TENSORS: tuple[Callable[[Tensor], Tensor], ...] = (
     *(lambda t: t[..., :-1] if t.ndim else t.repeat(3), lambda t: torch.cat([t, t]) if t.ndim else t[None]),
     *(lambda t: t[None], lambda t: t.flatten(), lambda t: t.T if t.ndim == 2 else t.repeat(2)),
@@ -153,8 +137,8 @@ def damaged_detector(draw: random.Random, place: Path) -> str:
     folder = _copy("detectors", number, place)
     alike = alter(draw, folder, "detector.json")
     original, features = _fitted(SPECS[number])
-    detector = _in_one_line(lambda: load_detector(folder))
-    scores = _in_one_line(lambda: detector.score(features))
+    detector = in_one_line(lambda: load_detector(folder))
+    scores = in_one_line(lambda: detector.score(features))
     return _judge(scores, original.score(features) if alike else None)
 
 
@@ -165,8 +149,8 @@ def damaged_guard(draw: random.Random, place: Path) -> str:
     images = torch.rand(6, 3, 2, 2, generator=torch.Generator().manual_seed(2))
     original = Guard.load(_original("guards", number), _model())(images)
     key = KEY if number and draw.random() < 0.3 else None
-    guard = _in_one_line(lambda: Guard.load(folder, _model(), key=key))
-    verdict = _in_one_line(lambda: guard(images))
+    guard = in_one_line(lambda: Guard.load(folder, _model(), key=key))
+    verdict = in_one_line(lambda: guard(images))
     if bool(verdict.is_id[~verdict.score.isfinite()].any()):
         return NON_FINITE
     assert key is None or torch.equal(verdict.score, original.score), "a signed guard was altered"
@@ -185,7 +169,7 @@ def damaged_features(draw: random.Random, place: Path) -> str:
         parts = [features.logits, features.embedding, detector.score(features), torch.tensor(threshold.value)]
         return [*parts, *([] if features.labels is None else [features.labels])]
 
-    found = _in_one_line(lambda: read(folder))
+    found = in_one_line(lambda: read(folder))
     if not all(bool(part.isfinite().all()) for part in found):
         return NON_FINITE
     if alike:
@@ -200,15 +184,6 @@ def _judge(scores: Tensor, original: Tensor | None) -> str:
     return NON_FINITE if bool(scores.isinf().any()) else ACCEPTED
 
 
-def _in_one_line(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except OodlesError as error:
-        if len(str(error).splitlines()) != 1:
-            raise RuntimeError("an error of several lines") from error
-        raise
-
-
 # Alterations ------------------------------------------------------------------------------------
 
 
@@ -219,95 +194,26 @@ def alter(draw: random.Random, folder: Path, record: str) -> bool:
     )
     path = folder / record
     if kind == "bytes":
-        file = draw.choice(_files(folder))
-        file.write_bytes(_damaged(draw, file.read_bytes()))
+        file = draw.choice(files(folder))
+        file.write_bytes(damaged(draw, file.read_bytes()))
         return True
     if kind == "files":
-        _lose_files(draw, folder)
+        lose_files(draw, folder)
         return True
     content = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}
     if kind == "field":
         for _ in range(draw.choice((1, 1, 1, 2, 5))):
-            _change_field(draw, content)
+            change_field(draw, content)
     elif kind == "tensor":
         _change_tensors(draw, folder, content)
     elif kind == "raw tensors":
         entry = draw.choice(_entries(content))
         file = folder / entry["file"]
-        _replace_file(file, entry, _damaged_tensors(draw, file.read_bytes()))
-    path.write_text(_sealed(content))
+        _replace_file(file, entry, damaged_tensors(draw, file.read_bytes()))
+    path.write_text(sealed(content))
     if kind == "text":
-        path.write_text(_strange_text(draw, path.read_text()))
+        path.write_text(strange_text(draw, path.read_text()))
     return False
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name != ".lock")
-
-
-def _damaged(draw: random.Random, content: bytes) -> bytes:
-    """Some bits flipped, some bytes inserted, removed or repeated, or an end missing."""
-    changed = bytearray(content)
-    for _ in range(draw.choice((1, 1, 2, 10))):
-        place = draw.randrange(len(changed) + 1)
-        match draw.randrange(5):
-            case 0 if place < len(changed):
-                changed[place] ^= 1 << draw.randrange(8)
-            case 1:
-                changed[place:place] = draw.randbytes(draw.choice((1, 4, 1000)))
-            case 2:
-                del changed[place : place + draw.choice((1, 8, 1000))]
-            case 3:
-                del changed[place:]
-            case _:
-                changed[place : place + 8] = draw.choice((b"\0" * 8, b"\xff" * 8, b'"', b"}"))
-    return bytes(changed)
-
-
-def _lose_files(draw: random.Random, folder: Path) -> None:
-    """A file disappears, is empty, is a folder, a link or a copy of another one."""
-    file, other = draw.choice(_files(folder)), draw.choice(_files(folder))
-    content = other.read_bytes()
-    file.unlink()
-    match draw.randrange(5):
-        case 0:
-            file.write_bytes(b"")
-        case 1:
-            file.mkdir()
-        case 2:
-            file.symlink_to(draw.choice((other.name, file.name, "/dev/zero", "/nowhere")))
-        case 3:
-            file.write_bytes(content)
-
-
-def _change_field(draw: random.Random, content: dict[str, Any]) -> None:
-    """Replace, remove, add or exchange a value anywhere in a record."""
-    holder, key = draw.choice([*_places(content)])
-    match draw.randrange(7):
-        case 0:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder[draw.choice(("x", "class", "arguments", "file", "rows", "k", "p", ""))] = draw.choice(VALUES)
-        case 2:
-            other, place = draw.choice([*_places(content)])
-            holder[key] = copy.deepcopy(other[place])
-        case 3 if isinstance(holder[key], str):
-            holder[key] = draw.choice(
-                (*(entry.kind.__name__ for entry in entries().values()), "Score", "LogitDetector")
-            )
-        case 4 if isinstance(holder[key], int | float) and abs(holder[key]) < 1e300:
-            holder[key] = draw.choice((holder[key] * 2, -holder[key], holder[key] + 0.5, holder[key] + 1))
-        case _:
-            holder[key] = copy.deepcopy(draw.choice(VALUES))
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value inside, as what holds it and its key."""
-    for key in [*value] if isinstance(value, dict) else range(len(value)):
-        if value is not None and key not in ("kind", "schema"):
-            yield value, key
-        if isinstance(value[key], dict | list):
-            yield from _places(value[key])
 
 
 def _entries(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -335,56 +241,8 @@ def _change_tensors(draw: random.Random, folder: Path, content: dict[str, Any]) 
     _replace_file(file, entry, file.read_bytes())
 
 
-def _damaged_tensors(draw: random.Random, content: bytes) -> bytes:
-    """Damage, more often than not in the header of a safetensors file."""
-    if draw.random() < 0.4 or len(content) < 16:
-        return _damaged(draw, content)
-    (length,) = struct.unpack("<Q", content[:8])
-    header, rest = content[8 : 8 + length], content[8 + length :]
-    match draw.randrange(3):
-        case 0:
-            header = header.replace(draw.choice((b"F32", b"I64")), draw.choice((b"F64", b"BOOL", b"F8_E4M3", b"I8")))
-        case 1:
-            numbers = (
-                b"[4294967296,4294967296]",
-                b"[18446744073709551615]",
-                b"[-1]",
-                b"[0,9223372036854775807]",
-                b"[1e9]",
-            )
-            header = header.replace(b'"shape":[', b'"shape":' + draw.choice(numbers) + b',"y":[', 1)
-        case _:
-            header = _damaged(draw, header)
-    length = draw.choice((len(header), len(header), len(header), 0, 2**63, 10**8))
-    return struct.pack("<Q", length) + header + rest
-
-
 def _replace_file(file: Path, entry: dict[str, Any], content: bytes) -> None:
     file.write_bytes(content)
     entry["sha256"] = hashlib.sha256(content).hexdigest()
     if "bytes" in entry:
         entry["bytes"] = len(content)
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**content, "seal": hashlib.sha256(canonical.encode()).hexdigest()})
-
-
-def _strange_text(draw: random.Random, text: str) -> str:
-    """The same record with repeated keys, deep nesting, very long numbers, or as another kind of text."""
-    deep = draw.choice((10, 63, 64, 70, 900, 100_000))
-    return draw.choice(
-        (
-            text.replace("{", '{"kind": "guard", ', 1),
-            text.replace(": ", ': {"a": 1, "a": ', 1).replace(",", "},", 1),
-            text.replace("{", '{"x": ' + "[" * deep + "]" * deep + ", ", 1),
-            text.replace("{", '{"x": ' + '{"y": ' * deep + "1" + "}" * deep + ", ", 1),
-            text.replace("{", '{"x": ' + "9" * 5000 + ", ", 1),
-            text + text,
-            "[" * deep,
-            "\ufeff" + text,
-            text[::-1],
-            "",
-        )
-    )

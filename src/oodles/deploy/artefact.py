@@ -6,13 +6,16 @@ checksum finds accidents; whoever can alter a file can also compute its checksum
 
 import hashlib
 import io
+import os
+import stat
+import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,7 @@ from msgspec import Meta, Struct
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 
+from oodles.deploy.graph_check import check_graph
 from oodles.errors import FileError
 from oodles.fields import Finite, PreprocessingFields, ThresholdFields
 from oodles.files import (
@@ -41,6 +45,7 @@ RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
 MEMBERS = (GRAPH, TENSORS)
 MOST_RECORD_BYTES = 1 << 24
 MOST_BYTES = 1 << 31  # of a member
+MOST_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -114,21 +119,25 @@ def is_exported(path: Path) -> bool:
     """Whether a folder or .zip looks like an exported guard; nothing is checked."""
     if path.is_dir():
         return (path / GRAPH).is_file() and (path / RECORD).is_file()
-    if not path.is_file() or path.suffix.lower() != ".zip":
+    if path.suffix.lower() != ".zip":
         return False
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _archive(path) as archive:
             return {RECORD, GRAPH} <= {*archive.namelist()}
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except FileError:
         return False
 
 
 def read_artefact(path: Path) -> Artefact:
     """Read an exported guard; whatever is missing, altered or unexpected is an error."""
-    with _opened(path) as read:
-        record = _record(path, read(RECORD, MOST_RECORD_BYTES))
-        contents = {name: _checked(path, name, read, record["members"]) for name in MEMBERS}
-    return Artefact(path, record, contents[GRAPH], _arrays(path, contents[TENSORS]), checksum(record))
+    try:
+        with _opened(path) as read:
+            record = _record(path, read(RECORD, MOST_RECORD_BYTES))
+            contents = {name: _checked(path, name, read, record["members"]) for name in MEMBERS}
+        _check_graph(path, contents[GRAPH])
+        return Artefact(path, record, contents[GRAPH], _arrays(path, contents[TENSORS]), checksum(record))
+    except MemoryError:
+        raise FileError(f"{path} needs more memory than there is; open it on a larger machine") from None
 
 
 def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
@@ -137,6 +146,11 @@ def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
         name: {"sha256": hashlib.sha256(part).hexdigest(), "bytes": len(part)} for name, part in contents.items()
     }
     return {"kind": KIND, "schema": SCHEMA, **record, "members": members}
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with line ends and control characters as escapes."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 @contextmanager
@@ -170,6 +184,10 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileError(
             f"{path} holds an exported guard; choose another place, or replace it (overwrite=True, --force)"
         )
+    found = [each.name for each in path.iterdir()] if path.is_dir() else []
+    other = next((name for name in found if name not in (RECORD, *MEMBERS) and TEMPORARY not in name), None)
+    if other is not None:
+        raise FileError(f"{path} also has {other!r}, which is not part of an exported guard; choose another place")
 
 
 def replace_threshold(path: Path, threshold: Record) -> None:
@@ -185,7 +203,7 @@ def replace_threshold(path: Path, threshold: Record) -> None:
 
 
 def _zipped(parts: Mapping[str, bytes]) -> bytes:
-    """The same bytes for the same parts: no times, no compression."""
+    """The same bytes for the same parts: no times, and no compression, so that a reader cannot be made to unpack."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in (RECORD, *MEMBERS):
@@ -201,14 +219,48 @@ def _opened(path: Path) -> Iterator[Any]:
         return
     if not path.exists():
         raise FileError(f"{path} does not exist; give the folder or .zip that `oodles export` wrote")
+    if path.is_symlink():
+        raise FileError(f"{path} is a symbolic link, which is not allowed")
+    with _archive(path) as archive:
+        _check_members(path, archive)
+        yield lambda name, most: _read_member(path, archive, name, most)
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A .zip with a short list of members, of which nothing has been read."""
     try:
-        with zipfile.ZipFile(io.BytesIO(read_regular(path, 2 * MOST_BYTES))) as archive:
-            _check_members(path, archive)
-            yield lambda name, most: _read_member(path, archive, name, most)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
-        if isinstance(error, FileError):
-            raise
+        with _open_regular(path) as file:
+            _check_directory(path, file)
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+    except FileError:
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
         raise FileError(f"{path} is not a .zip that `oodles export` wrote ({error})") from None
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    # a pipe that nobody writes to would block
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(f"{path} is not a regular file")
+    return file
+
+
+def _check_directory(path: Path, file: IO[bytes]) -> None:
+    """Raise unless the .zip ends with a short list of members: a long one would be held in memory as a whole."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 98))
+    end = file.read().rjust(98, b"\0")
+    listed, comment = struct.unpack("<I4xH", end[-10:])
+    known = end[-22:-18] == b"PK\5\6" and comment == 0
+    if end[-42:-38] == b"PK\6\7":  # the sizes of a large archive are in a record of their own
+        known = known and end[:4] == b"PK\6\6" and struct.unpack("<Q", end[-34:-26])[0] == size - 98
+        listed = struct.unpack("<Q", end[40:48])[0]
+    if not known or listed > MOST_DIRECTORY_BYTES:
+        raise FileError(f"{path} is not a .zip that `oodles export` wrote (its list of members is not at its end)")
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
@@ -221,11 +273,13 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
 
 def _read_member(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     info = archive.getinfo(name)
-    if info.file_size > most or info.flag_bits & 1:
-        raise FileError(f"{path}: {name} is encrypted or has more than {most:,} bytes; export the guard again")
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        raise FileError(f"{path}: {name} is compressed or encrypted; export the guard again, or pack it with `zip -0`")
+    if info.file_size > most:
+        raise FileError(f"{path}: {name} has {info.file_size:,} bytes, more than {most:,}; export the guard again")
     with archive.open(info) as file:  # the size in the directory may be a lie
-        content = file.read(min(most, info.file_size) + 1)
-    if len(content) != info.file_size:
+        content = file.read(info.file_size + 1)
+    if not len(content) == info.file_size == info.compress_size:
         raise FileError(f"{path}: {name} is not as long as the archive says; export the guard again")
     return content
 
@@ -244,7 +298,10 @@ def _read_file(path: Path, name: str, most: int) -> bytes:
 
 def _record(path: Path, content: bytes) -> Record:
     source = path / RECORD
-    record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+    try:
+        record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+    except FileError as error:  # which may quote a name from the file
+        raise FileError(escaped(str(error))) from None
     calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
@@ -266,9 +323,18 @@ def _record(path: Path, content: bytes) -> Record:
 
 def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:
     content: bytes = read(name, members[name]["bytes"])
-    if hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
-        raise FileError(f"{path}: {name} was altered or truncated (its SHA-256 does not match); export the guard again")
+    if len(content) != members[name]["bytes"] or hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
+        raise FileError(
+            f"{path}: {name} was altered or truncated (its size or SHA-256 does not match); export the guard again"
+        )
     return content
+
+
+def _check_graph(path: Path, content: bytes) -> None:
+    try:
+        check_graph(content)
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
 
 
 def _arrays(path: Path, content: bytes) -> Arrays:

@@ -13,7 +13,7 @@ from oodles.data.image_sets import decode
 from oodles.data.limits import PIXELS
 from oodles.data.readers import check_image, open_bytes, open_image
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.deploy.artefact import Arrays, Artefact, escaped, read_artefact
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.extras import needed_by
 from oodles.files import Record
@@ -25,6 +25,7 @@ OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
 IMAGES, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
 BATCH = 64  # rows that the graph is given at a time
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
+TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # as onnxruntime calls them; others by their names
 DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Array = npt.NDArray[Any]
 
@@ -65,7 +66,8 @@ class ExportedGuard:
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
         self._session = self._start(artefact.graph, device, threads)
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
-        self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
+        with np.errstate(over="ignore"):
+            self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
         self._check_graph()
         self._test(artefact.arrays)
 
@@ -106,12 +108,17 @@ class ExportedGuard:
     def _run(self, given: Arrays) -> ExportedVerdict:
         rows = len(next(iter(given.values())))
         parts = [
-            self._session.run(
-                OUTPUTS, {name: part[start : start + BATCH] for name, part in given.items()} | self._limit
-            )
+            self._answers({name: part[start : start + BATCH] for name, part in given.items()})
             for start in range(0, rows, BATCH)
         ]
         return ExportedVerdict(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def _answers(self, given: Arrays) -> list[Array]:
+        try:
+            answers: list[Array] = self._session.run(OUTPUTS, given | self._limit)
+        except Exception as error:  # of onnxruntime, whose errors have no common class
+            raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
+        return answers
 
     def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
         try:
@@ -141,13 +148,19 @@ class ExportedGuard:
 
     def _check_graph(self) -> None:
         """Raise unless the graph takes and gives what the record says."""
-        takes = {each.name for each in self._session.get_inputs()}
+        takes = {each.name: _described(each) for each in self._session.get_inputs()}
         default = {each.name for each in self._session.get_overridable_initializers()}
         gives = [each.name for each in self._session.get_outputs()]
-        if takes != self._inputs.keys() or THRESHOLD not in default or tuple(gives) != OUTPUTS:
+        logits = self._session.get_outputs()[0].shape
+        consistent = (
+            takes == self._inputs,
+            THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
+            tuple(gives) == tuple(self.record["outputs"]) == OUTPUTS,
+            len(logits) == 2,
+        )
+        if not all(consistent):
             raise FileError(f"{self.path} does not hold the graph that its record describes; export the guard again")
-        classes = self._session.get_outputs()[0].shape[1]
-        models = 2 if classes == 1 else classes
+        models = 2 if logits[1] == 1 else logits[1]
         if self.class_names and len(self.class_names) != models:
             raise FileError(f"{self.path} names {len(self.class_names)} classes, but its graph has {models}")
 
@@ -162,20 +175,29 @@ class ExportedGuard:
             runs = [self._run(inputs)]
             if self.transform is not None:
                 runs.append(self(list(inputs[IMAGES])))
-        except Exception as error:  # of onnxruntime, whose errors have no common class
-            raise FileError(f"{self.path} cannot run its test inputs: {str(error).splitlines()[0]:.200}") from None
-        for verdict in runs:
-            for name, answer in expected.items():
-                gap = _relative_gap(getattr(verdict, name), np.asarray(answer))
-                if not gap <= SAME:
-                    raise FileError(
-                        f"{self.path} gives other answers than when it was exported (relative difference {gap:.2g} in "
-                        f"its test inputs' {name}); export the guard again"
-                    )
+            for verdict in runs:
+                self._compare(verdict, {name: np.asarray(value) for name, value in expected.items()})
+        except FileError:
+            raise
+        except Exception as error:  # of arrays that are not what they should be
+            raise FileError(f"{self.path} cannot run its test inputs: {_reason(error)}") from None
+
+    def _compare(self, verdict: ExportedVerdict, expected: Arrays) -> None:
+        """Raise unless the logits and scores are the expected ones, and p-values and decisions follow from them."""
+        gaps = {name: _relative_gap(getattr(verdict, name), answer) for name, answer in expected.items()}
+        if self.threshold.id_scores is not None:
+            gaps["p_value"] = _relative_gap(verdict.p_value, self.threshold.p_values(verdict.score))
+        gaps["is_id"] = _relative_gap(verdict.is_id, verdict.score >= self._limit[THRESHOLD])
+        for name, gap in gaps.items():
+            if not gap <= SAME:
+                raise FileError(
+                    f"{self.path} gives other answers than when it was exported (relative difference {gap:.2g} in "
+                    f"its test inputs' {name}); export the guard again"
+                )
 
 
 def start_session(graph: bytes, device: str = "cpu", threads: int | None = None) -> "onnxruntime.InferenceSession":
-    """A graph in onnxruntime; it is given as bytes, so it cannot name other files."""
+    """A checked graph in onnxruntime."""
     with needed_by("an exported guard"):
         import onnxruntime
     if device not in DEVICES:
@@ -185,13 +207,28 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
     if threads is not None and threads < 1:
         raise ArgumentError(f"threads={threads} must be at least 1")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # and not onnxruntime's own
     options.intra_op_num_threads = threads or 0
     providers = list(dict.fromkeys((DEVICES[device], DEVICES["cpu"])))
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=providers)
+        # without a fallback, which is announced on standard output
+        return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors have no common class
-        raise FileError(f"onnxruntime refuses the graph: {str(error).splitlines()[0]:.200}") from None
+        raise FileError(f"onnxruntime refuses the graph: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """An error of a library in one line; it may quote names from the file, which are shown as escapes."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return escaped(text)[:200]
+
+
+def _described(value: Any) -> Record:
+    """An input of a graph as a record describes it."""
+    kind = TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
+    shape = [size if isinstance(size, int) else None for size in value.shape]
+    return {"name": value.name, "dtype": kind, "shape": shape}
 
 
 def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
@@ -200,10 +237,11 @@ def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
 
 
 def _id_scores(artefact: Artefact) -> Array | None:
-    scores = artefact.arrays.get(ID_SCORES)
-    if scores is None:
+    """The scores of the calibration set, which the record summarises."""
+    scores, summary = artefact.arrays.get(ID_SCORES), artefact.record["calibration"]
+    if scores is None and summary is None:
         return None
-    if scores.ndim != 1 or scores.dtype.kind != "f" or not np.isfinite(scores).all() or (np.diff(scores) < 0).any():
+    if scores is None or summary is None or not _usable(scores) or not _summarises(summary, scores):
         raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
     return scores
 
@@ -218,6 +256,30 @@ def uncropped(pixels: Array, transform: Transform) -> Array:
     whole = np.zeros((len(pixels), side, side, 3), np.uint8)
     whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
     return whole
+
+
+def _usable(scores: Array) -> bool:
+    numbers = scores.ndim == 1 and scores.size > 0 and scores.dtype.kind == "f"
+    return bool(numbers and np.isfinite(scores).all() and (np.diff(scores) >= 0).all())
+
+
+def _summarises(summary: Record, scores: Array) -> bool:
+    exact = scores.astype(np.float64)
+    counts, _ = np.histogram(exact, summary["edges"])
+    quantiles = np.quantile(exact, np.linspace(0, 1, len(summary["quantiles"])))
+    rounding = 1e-6 * float(np.abs(exact).max())
+    return bool(counts.tolist() == summary["counts"] and np.allclose(quantiles, summary["quantiles"], 0, rounding))
+
+
+def _pixels(given: Any, transform: Transform) -> Array:
+    """One image or several as uint8 ``(n, height, width, 3)``; an array of that shape is left to the graph."""
+    if isinstance(given, np.ndarray) and given.ndim == 4:
+        return _checked_pixels(given)
+    alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
+    pictures = [given] if alone else list(given)
+    if not pictures:
+        raise DataError("the guard was given no images; give at least one")
+    return np.stack([_prepared(picture, transform) for picture in pictures])
 
 
 def _prepared(picture: Any, transform: Transform) -> Array:
@@ -257,4 +319,6 @@ def _fitting(value: Array, wanted: Record) -> Array:
 def _relative_gap(found: Array, expected: Array) -> float:
     if found.shape != expected.shape:
         return np.inf
-    return float(np.abs(found - expected).max() / max(float(np.abs(expected).max()), 1e-2))
+    other = expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return float(np.abs(found - other).max() / max(float(np.abs(other).max()), 1e-2))
