@@ -18,7 +18,7 @@ from oodles import cli
 from oodles.cli.common import notices
 
 COMMANDS = (
-    *("demo", "extract", "fit", "threshold", "score", "explain", "bench", "report", "select", "select-p"),
+    *("demo", "extract", "fit", "threshold", "score", "explain", "export", "bench", "report", "select", "select-p"),
     *("detectors", "train", "analyze", "data"),
 )
 

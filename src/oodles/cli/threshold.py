@@ -41,19 +41,22 @@ def threshold(
 
     Example: oodles threshold guard --id-rate 0.99
     """
-    if id_rate is not None:
-        check_id_rate(id_rate)
-    if features is not None:
-        check_store(features)
-
-    from oodles.calibration import calibrate
     from oodles.deploy.artefact import is_exported
 
-    if is_exported(guard):
+    exported = is_exported(guard)
+    if not exported:
+        check_guard(guard)
+    if features is not None:
+        check_store(features)
+    if id_rate is not None:
+        check_id_rate(id_rate)
+
+    from oodles.calibration import calibrate
+
+    if exported:
         old, save = _exported(guard, features, key)
         scores, origin = old.id_scores, "scores of the calibration set"
     else:
-        check_guard(guard)
         old, scores, save = _saved(guard, features, key)
         origin = "scores of the calibration set" if features is None else f"rows of {features}"
     if scores is None:
