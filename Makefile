@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check check-ray lint format bench fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors openood reproduction scale small-network
+.PHONY: pack ship-small-network architectures default-study detectors exports openood reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -61,6 +61,10 @@ default-study: $(VENV)/.developed
 # Search the heads of many architectures with random weights: docs/architectures.md.
 architectures: $(VENV)/.developed
 	$(BIN)/python tools/write_architectures.py
+
+# Export every detector with a small network: docs/export.md.
+exports: $(VENV)/.developed
+	$(BIN)/python tools/write_exports.py
 
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed

@@ -1,8 +1,10 @@
-"""What a guard costs: its time divided by that of its bare network, on one thread, for several sizes of a batch."""
+"""What a guard costs beside its bare network, and exported beside itself: one thread, several sizes of a batch."""
 
+import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -35,12 +37,18 @@ def _measure(batches: tuple[int, ...], budget: float) -> Iterator[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # noise is classified as one class
         guards = {name: Guard.fit(model, train, detector=None if name == "default" else name) for name in TARGETS}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, guard in guards.items():
+            guard.export(Path(folder) / name)
+        exported = {name: Guard.open(Path(folder) / name, threads=1) for name in guards}
     for size in batches:
         images = train[0][:size]
         calls = {"network": partial(model, images)} | {name: partial(guard, images) for name, guard in guards.items()}
+        calls |= {f"exported {name}": partial(guard, images.numpy()) for name, guard in exported.items()}
         with torch.no_grad():
             times = paired(calls, budget=budget, most=400)
         for name, target in TARGETS.items():
-            plural = "" if size == 1 else "s"
-            label = f"{name}, batch of {size} image{plural}"
+            label = f"{name}, batch of {size} image{'' if size == 1 else 's'}"
             yield cost(label, f"{NETWORK} alone", sides(times, name, "network"), target=target[size])
+            limit = 1.0 if size == 1 else None
+            yield cost(f"exported: {label}", "the guard in torch", sides(times, f"exported {name}", name), target=limit)
