@@ -1,8 +1,11 @@
 """Training rows far longer than the others are found and treated as asked; what is learned is finite."""
 
 import copy
+import subprocess
+import sys
 import warnings
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,3 +199,24 @@ def test_openmax_has_finite_values_for_classes_without_rows():
     detector: Detector = OpenMax().fit(Features(logits=plain.logits, labels=labels))
     assert all(torch.isfinite(buffer).all() for buffer in detector.buffers())
     assert torch.isfinite(detector.score(plain)).all()
+
+
+MANY_BATCHES = """
+import torch
+from benchmarks.memory import own_memory
+from oodles.detectors.outlier_rows import RowNorms
+from oodles.features import Features
+rows, norms = Features(torch.rand(1024, 2048).half()), RowNorms()
+norms.add(rows, ["embedding"])
+before = own_memory()
+for _ in range(100):
+    norms.add(rows, ["embedding"])
+print(own_memory() - before)
+"""
+
+
+def test_norms_do_not_keep_the_memory_of_their_batches():
+    command = [sys.executable, "-c", MANY_BATCHES]  # in a process of its own, since it depends on what was allocated
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert int(done.stdout) < 100e6, "the rows of all batches take 840 MB in float32"
