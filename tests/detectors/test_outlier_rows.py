@@ -206,11 +206,11 @@ import torch
 from benchmarks.memory import own_memory
 from oodles.detectors.outlier_rows import RowNorms
 from oodles.features import Features
-rows, norms = Features(torch.rand(1024, 2048).half()), RowNorms()
-norms.add(rows, ["embedding"])
+rows, norms = torch.rand(1024, 2048).half(), RowNorms()
+norms.add(Features(rows), ["embedding"])
 before = own_memory()
 for _ in range(100):
-    norms.add(rows, ["embedding"])
+    norms.add(Features(rows), ["embedding"])
 print(own_memory() - before)
 """
 
