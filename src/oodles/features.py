@@ -1,9 +1,10 @@
 """``Features``: the columns that every other part of oodles works on."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ from oodles.columns import (
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.store import Store, Writer
 
+READERS = 2  # blocks of a store that are read and checked while one is used
 CHUNK_ELEMENTS = 1 << 21  # twice that in float64 is what an allocator reuses; larger blocks are mapped anew each time
 SHARD_ELEMENTS = 1 << 24
 FEWEST_TO_SPLIT = 100
@@ -211,16 +213,17 @@ class Features:
                 yield self._pick(columns, slice(start, start + batch_size))
 
     def _read_ahead(self) -> Iterator[tuple[Block, Columns]]:
-        """Each block with its columns, of which the next ones are read meanwhile."""
+        """Each block with its columns; meanwhile the next ones are read, two at once, since checksums take longest."""
         if len(self._blocks) == 1:
             yield self._blocks[0], self._blocks[0].columns()
             return
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self._blocks[0].columns)
-            for block, following in zip_longest(self._blocks, self._blocks[1:]):
-                columns = coming.result()
-                if following is not None:
-                    coming = pool.submit(following.columns)
+        left = iter(self._blocks)
+        with ThreadPoolExecutor(READERS) as pool:
+            coming = deque((block, pool.submit(block.columns)) for block in islice(left, READERS))
+            while coming:
+                block, future = coming.popleft()
+                columns = future.result()
+                coming.extend((following, pool.submit(following.columns)) for following in islice(left, 1))
                 yield block, columns
 
     def split(self, fraction: float = 0.2, *, seed: int = 0) -> tuple["Features", "Features"]:

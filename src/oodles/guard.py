@@ -24,9 +24,8 @@ from oodles.detectors.base import (
     check_multilabel,
     extra_columns,
     learned_columns,
-    needs_head,
 )
-from oodles.detectors.network_detector import layers_of, needs_network, steps_of
+from oodles.detectors.network_detector import layers_of, needs_head, needs_network, steps_of
 from oodles.detectors.outlier_rows import check_policy, screen
 from oodles.detectors.parse import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError

@@ -234,7 +234,7 @@ class Detector(Described):
         _check_widths(self, features)
         if features.head is not None:
             check_head(self, features.head)
-        scores = torch.cat(list(_score_batches(self, features)))
+        scores = _joined(_score_batches(self, features), len(features))
         # the sum is finite unless a score is not, or all of them are huge
         return scores if bool(scores.sum().isfinite()) else scores.masked_fill(scores.isinf(), torch.nan)
 
@@ -277,11 +277,6 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
             detector._statistics = None
 
 
-def needs_head(detector: Detector) -> bool:
-    """Whether the detector needs embeddings or the last layer, and not only logits."""
-    return bool({"embedding", "head"} & {*detector.learns_from, *detector.scores_from})
-
-
 def learned_columns(detectors: Sequence[Detector]) -> tuple[str, ...]:
     """The columns of numbers that any of the detectors learns from, each once."""
     names = (name for detector in detectors for name in detector.learns_from if name not in ("labels", "head"))
@@ -319,6 +314,16 @@ def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
         narrower = any(old is not None and torch.promote_types(old.dtype, like.dtype) != like.dtype for old in columns)
         bad = rows_not_finite(dict(zip(names, used, strict=True))) if narrower or not features.validated else []
         yield part.index_fill(0, torch.tensor(bad), torch.nan) if bad else part
+
+
+def _joined(parts: Iterator[Tensor], rows: int) -> Tensor:
+    """All scores; a list of the parts would keep the memory of the batches between them in use."""
+    scores, start = torch.empty(0), 0
+    for part in parts:
+        scores = scores if start else part.new_empty(rows, *part.shape[1:])
+        scores[start : start + len(part)] = part
+        start += len(part)
+    return scores
 
 
 def _rows_at_once(detector: Detector, features: Features, number_bytes: int) -> int:

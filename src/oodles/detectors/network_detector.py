@@ -104,6 +104,11 @@ def needs_network(detector: Detector) -> bool:
     return isinstance(detector, NetworkDetector) and bool(detector.layers or detector.steps() or not detector.tuned)
 
 
+def needs_head(detector: Detector) -> bool:
+    """Whether the detector needs embeddings or the last layer, and not only logits."""
+    return bool({"embedding", "head"} & {*detector.learns_from, *detector.scores_from})
+
+
 def is_tuned(detector: Detector) -> bool:
     """Whether nothing is left to choose with the network at hand."""
     return not isinstance(detector, NetworkDetector) or detector.tuned
