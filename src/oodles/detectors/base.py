@@ -235,7 +235,7 @@ class Detector(Described):
         if features.head is not None:
             check_head(self, features.head)
         scores = _joined(_score_batches(self, features), len(features))
-        # the sum is finite unless a score is not, or all of them are huge
+        # the sum is finite unless a score is not, or all are huge
         return scores if bool(scores.sum().isfinite()) else scores.masked_fill(scores.isinf(), torch.nan)
 
     def _remedy(self) -> str:
@@ -307,8 +307,7 @@ def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
         first = next(column for column in columns if column is not None)
         wide = torch.float64 if first.dtype == torch.float64 else torch.float32
         like = first.new_empty(0, dtype=wide) if buffer is None else buffer
-        empty = like.new_empty(len(batch), 0)
-        used = [empty if column is None else column.to(like) for column in columns]
+        used = [like.new_empty(len(batch), 0) if column is None else column.to(like) for column in columns]
         part = detector(*used).cpu()
         # a large number may become infinite in a narrower type, and clipping would hide it
         narrower = any(old is not None and torch.promote_types(old.dtype, like.dtype) != like.dtype for old in columns)
@@ -328,8 +327,8 @@ def _joined(parts: Iterator[Tensor], rows: int) -> Tensor:
 
 def _rows_at_once(detector: Detector, features: Features, number_bytes: int) -> int:
     """How many rows to score together so that no more than ``SCORING_BYTES`` are needed."""
-    others = sum(features[:1].column(name).shape[1] for name in extra_columns(detector))
-    width = others + (features.width if "embedding" in detector.scores_from else 0)
+    width = sum(features[:1].column(name).shape[1] for name in extra_columns(detector))
+    width += features.width if "embedding" in detector.scores_from else 0
     classes = features.classes if detector.shape_ is None else int(detector.shape_[1])
     return max(1, SCORING_BYTES // (number_bytes * max(1, detector.numbers_per_row(width, classes))))
 
