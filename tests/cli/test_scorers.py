@@ -17,11 +17,12 @@ from support.without_torch import BLOCKER, COMMAND, without_torch
 import oodles
 from oodles.calibration import Threshold
 from oodles.cli.checks import image_options
-from oodles.cli.decoding import Decoded, DecodedBatch, decode_ahead
+from oodles.cli.decoding import DecodedBatch, decode_ahead
 from oodles.cli.guards import is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import ImageBatch, InputSequence
 from oodles.cli.scorers import ExportedScorer, SavedScorer, Scored
 from oodles.cli.scoring import NOT_FINITE, Counts, _image_rows, score_batches
+from oodles.data.decoding import Prepared
 from oodles.data.loaders import normalise
 from oodles.data.readers import open_image
 from oodles.data.transforms import Transform
@@ -150,16 +151,16 @@ def test_rows_stay_in_order_around_images_that_cannot_be_read():
             return Scored(np.zeros(rows, int), np.ones(rows), score, np.full(rows, np.nan), score > 1)
 
     def image(value):
-        return Decoded(np.full((3, 2, 2), value, np.uint8), None)
+        return Prepared(np.full((3, 2, 2), value, np.uint8), None)
 
-    batch = DecodedBatch(list("abcd"), [Decoded(None, "torn"), image(1), image(9), image(2)])
+    batch = DecodedBatch(list("abcd"), [Prepared(None, "torn"), image(1), image(9), image(2)])
     assert _image_rows(Fixed(), batch) == [
         Row("a", error="torn"),
         Row("b", 0, "cat", 1.0, 1.0, None, False),
         Row("c", error=NOT_FINITE),
         Row("d", 0, "cat", 1.0, 2.0, None, True),
     ]
-    nothing = DecodedBatch(["a"], [Decoded(None, "torn")])
+    nothing = DecodedBatch(["a"], [Prepared(None, "torn")])
     assert _image_rows(Fixed(), nothing) == [Row("a", error="torn")]
 
 

@@ -76,8 +76,8 @@ def test_a_photo_is_scored_without_a_model(oodles_run):
     assert out.split()[2] in read_card(NAME)["classes"]
     code, out, _ = oodles_run("score", "photos", "--json")
     verdicts = json.loads(out)["verdicts"]
-    assert [os.path.basename(verdict["input"]) for verdict in verdicts] == ["one.png", "three.png", "two.png"]  # noqa: PTH119
-    assert {verdict["class"] for verdict in verdicts} <= set(read_card(NAME)["classes"])
+    assert [os.path.basename(verdict["path"]) for verdict in verdicts] == ["one.png", "three.png", "two.png"]  # noqa: PTH119
+    assert {verdict["class_name"] for verdict in verdicts} <= set(read_card(NAME)["classes"])
 
 
 def test_invalid_arguments_of_score_are_refused(oodles_run):

@@ -141,10 +141,12 @@ def histogram(rows: Tensor, ends: Tensor, bins: int) -> Tensor:
 
 def divergence(own: Tensor, mean: Tensor, width: int, floor: float) -> Tensor:
     """Symmetric Kullback-Leibler divergence of each row, smoothed by a box of ``width`` bins, from ``mean``."""
-    padded = F.pad(own[:, None], (width // 2, (width - 1) // 2), mode="replicate")[:, 0]
-    # a pooling layer in float64 would not run everywhere
-    shifted = [padded[:, place : place + own.shape[1]] for place in range(width)]
-    smoothed = torch.stack(shifted).mean(dim=0) + floor
+    padded = F.pad(own[:, None], (width // 2, (width - 1) // 2), mode="replicate")
+    if torch.compiler.is_exporting():  # onnxruntime has no pooling in float64
+        places = [padded[:, 0, place : place + own.shape[1]] for place in range(width)]
+        smoothed = torch.stack(places).mean(dim=0) + floor
+    else:
+        smoothed = F.avg_pool1d(padded, width, stride=1)[:, 0] + floor
     own, mean = smoothed / smoothed.sum(dim=1, keepdim=True), mean.double() + floor
     mean = mean / mean.sum()
     return ((mean - own) * (mean.log() - own.log())).sum(dim=1)
