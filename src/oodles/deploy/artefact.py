@@ -39,6 +39,7 @@ from oodles.files import (
     write_record,
     writing,
 )
+from oodles.names import printable
 
 KIND, SCHEMA = "exported guard", 1
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
@@ -146,11 +147,6 @@ def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
         name: {"sha256": hashlib.sha256(part).hexdigest(), "bytes": len(part)} for name, part in contents.items()
     }
     return {"kind": KIND, "schema": SCHEMA, **record, "members": members}
-
-
-def escaped(text: str) -> str:
-    """The text on one line, with line ends and control characters as escapes."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 @contextmanager
@@ -301,7 +297,7 @@ def _record(path: Path, content: bytes) -> Record:
     try:
         record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
     except FileError as error:  # which may quote a name from the file
-        raise FileError(escaped(str(error))) from None
+        raise FileError(printable(str(error))) from None
     calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},

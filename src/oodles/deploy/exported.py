@@ -13,10 +13,11 @@ from oodles.data.image_sets import decode
 from oodles.data.limits import PIXELS
 from oodles.data.readers import check_image, open_bytes, open_image
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, escaped, read_artefact
+from oodles.deploy.artefact import Arrays, Artefact, read_artefact
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.extras import needed_by
 from oodles.files import Record
+from oodles.names import printable
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -221,7 +222,7 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
 def _reason(error: Exception) -> str:
     """An error of a library in one line; it may quote names from the file, which are shown as escapes."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return escaped(text)[:200]
+    return printable(text)[:200]
 
 
 def _described(value: Any) -> Record:
