@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from oodles.cli.checks import check_guard, check_id_rate, check_store
 from oodles.cli.common import KeyOption, say
-from oodles.cli.guards import load_saved
+from oodles.cli.guards import is_exported_guard, load_saved
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def threshold(
 
     Example: oodles threshold guard --id-rate 0.99
     """
-    from oodles.deploy.artefact import is_exported
-
-    exported = is_exported(guard)
+    exported = is_exported_guard(guard)
     if not exported:
         check_guard(guard)
     if features is not None:

@@ -1,6 +1,7 @@
 """``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
-from oodles.deploy.exported import ID_SCORES, OUTPUTS, TEST, ExportedGuard, start_session, uncropped
+from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session, uncropped
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
@@ -47,7 +48,7 @@ class Exportable(NamedTuple):
 def export_guard(
     guard: Exportable, path: Path, inputs: Inputs, origin: str, *, metrics: Mapping[str, float], overwrite: bool
 ) -> ExportedGuard:
-    """Write the guard to ``path``, a folder or a .zip, and open it from there.
+    """Write the guard to ``path``, a folder or a .zip; returns what was written, as it is opened.
 
     ``inputs`` are up to 64 rows for which torch and onnxruntime are compared, ``origin`` says what they are. A
     difference beyond the tolerance, or one other decision, and nothing is written.
@@ -93,8 +94,7 @@ def export_guard(
     tensors = _tensors(guard, tests, session)
     contents = {GRAPH: content, TENSORS: serialise(tensors)}
     with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
-        ExportedGuard(read_artefact(made))  # tries it
-    return ExportedGuard.open(path)
+        return ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
 
 
 def refuse_steps(detector: Detector) -> None:
@@ -131,12 +131,12 @@ class _Rows(NamedTuple):
         if transform is None:
             return cls(network, _arrays(network))
         pixels = _pixels_of(network, transform)
-        return cls(Inputs((normalise(transform, pixels),)), {"pixels": uncropped(pixels.numpy(), transform)})
+        return cls(Inputs((normalise(transform, pixels),)), {INPUT: uncropped(pixels.numpy(), transform)})
 
     def test_inputs(self) -> Arrays:
         """Two made-up inputs of the same kind: what a user's inputs contain is not kept."""
-        if "pixels" in self.graph:
-            return {"pixels": _noise(TEST_SHAPE)}
+        if INPUT in self.graph:
+            return {INPUT: _noise(TEST_SHAPE)}
         probe = probe_like(self.network)
         if probe is None:
             raise ArgumentError("the model's inputs are too large or too unusual for the test that an export keeps")

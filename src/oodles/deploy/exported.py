@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
-IMAGES, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
+INPUT, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
 BATCH = 64  # rows that the graph is given at a time
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # as onnxruntime calls them; others by their names
@@ -89,7 +89,7 @@ class ExportedGuard:
             raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
         (given,) = inputs
         if isinstance(given, np.ndarray) and given.ndim == 4:
-            return self._run({IMAGES: _checked_pixels(given)})
+            return self._run({INPUT: _checked_pixels(given)})
         alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
         prepared = [_prepared(picture, self.transform) for picture in ([given] if alone else given)]
         if not prepared:
@@ -100,7 +100,7 @@ class ExportedGuard:
         """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``."""
         if self.transform is None:
             raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
-        return self._run({IMAGES: uncropped(pixels, self.transform)})
+        return self._run({INPUT: uncropped(pixels, self.transform)})
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
@@ -175,7 +175,7 @@ class ExportedGuard:
             inputs = {name: np.asarray(value) for name, value in given.items()}
             runs = [self._run(inputs)]
             if self.transform is not None:
-                runs.append(self(list(inputs[IMAGES])))
+                runs.append(self(list(inputs[INPUT])))
             for verdict in runs:
                 self._compare(verdict, {name: np.asarray(value) for name, value in expected.items()})
         except FileError:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform
+from oodles.deploy.exported import OUTPUTS, THRESHOLD
 from oodles.deploy.preprocessing import IMAGES, preprocessing_graph
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
@@ -25,8 +26,6 @@ from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
 
 OPSET, IR_VERSION = 20, 10
-OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
-THRESHOLD = "threshold"
 PREFIX = "preprocessing/"
 MOST_BYTES = (1 << 31) - (1 << 20)  # of a Protocol Buffers message
 

@@ -10,7 +10,7 @@ from onnx import inliner, parser
 
 from oodles.data.transforms import Transform
 
-PIXELS, IMAGES = "pixels", "images"
+IMAGES = "images"  # the output of the graph
 
 GRAPH = """
 <ir_version: {ir_version}, opset_import: ["": {opset}, "oodles": 1]>
