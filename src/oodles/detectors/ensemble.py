@@ -190,7 +190,9 @@ class RankEnsemble(NetworkDetector):
         """The scores of the members ``(members, n)``; the arguments are those of :meth:`forward`."""
         columns = dict(zip((*INPUTS, *extra_columns(self)), (embedding, logits, *others), strict=True))
         members = self.scoring_members()
-        return torch.stack([member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in members])
+        return torch.stack(
+            [member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in members]
+        )
 
     def combined(self, scores: Tensor) -> Tensor:
         """One score ``(n,)`` from those of the members ``(members, n)``."""
