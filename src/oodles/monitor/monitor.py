@@ -175,6 +175,11 @@ class Monitor:
         return any(evidence.best >= math.log(2 / self._share) for evidence in self._evidence.values())
 
     @property
+    def window(self) -> int:
+        """Inputs per window."""
+        return self._windows.size
+
+    @property
     def windows(self) -> list[Window]:
         """The last windows, oldest first, at most 200."""
         return list(self._windows.kept)
