@@ -67,7 +67,7 @@ class ExportedGuard:
         self.record: Record = artefact.record
         self.class_names: tuple[str, ...] = tuple(artefact.record["class_names"])
         self.detector: str = artefact.record["spec"]
-        self.threshold = Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
+        self.threshold = threshold_of(artefact)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
         self._session = self._start(artefact.graph, device, threads)
@@ -334,6 +334,11 @@ def _described(value: Any) -> Record:
 def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
     kinds = {each.name: each.type for each in session.get_overridable_initializers()}
     return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
+
+
+def threshold_of(artefact: Artefact) -> Threshold:
+    """The threshold of an exported guard with the scores of its calibration set; its graph is not run."""
+    return Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
 
 
 def _id_scores(artefact: Artefact) -> Array | None:
