@@ -3,7 +3,7 @@
 
 const DRAWING_SIDE = 256;
 
-const DRAWINGS = { car: drawCar, ship: drawShip, aeroplane: drawAeroplane, frog: drawFrog, digit: drawDigit, stripes: drawStripes, dots: drawDots, noise: drawNoise };
+const DRAWINGS = { car: drawCar, ship: drawShip, plane: drawPlane, frog: drawFrog, digit: drawDigit, stripes: drawStripes, dots: drawDots, noise: drawNoise };
 
 /** A canvas with a drawing; the drawings use coordinates from 0 to 100. */
 function drawing(name) {
@@ -98,7 +98,7 @@ function drawShip(pen) {
   for (const [x, y] of [[6, 72], [34, 74], [66, 73], [20, 85], [60, 88]]) line(pen, "#9cc6dd", 1.4, [x, y], [x + 8, y - 1.2], [x + 17, y]);
 }
 
-function drawAeroplane(pen) {
+function drawPlane(pen) {
   backdrop(pen, ["#4f92cf", "#bddcf2"], ["#bddcf2", "#dceef8"], 90);
   for (const [x, y, size] of [[20, 78, 13], [34, 80, 9], [82, 24, 10], [72, 26, 7]]) ellipse(pen, "rgba(255, 255, 255, 0.75)", x, y, size, size / 2.6);
   polygon(pen, "#c9d2da", [44, 46], [60, 46], [46, 20], [37, 18]);

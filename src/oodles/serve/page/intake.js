@@ -32,15 +32,15 @@ async function scoreItems(items, guard, limits, before) {
   items.filter((item) => item.problem).forEach(finish);
   showSending("");
   await scorePictures(items.filter((item) => !item.problem), guard, limits, {
-    done: (item, result, answer) => {
+    done: (item, result) => {
       item.result = result;
-      noticeThreshold(answer);
       finish();
     },
     failed: (item, message) => {
       item.problem = message;
       finish();
     },
+    answered: noticeThreshold,
     onWait: (seconds) => showSending(`the service is busy, trying again in ${counted(seconds, "second")}`),
   });
   finished(items, before);

@@ -17,7 +17,7 @@ async function poll() {
   const name = state.guard.name;
   let next = EVERY;
   try {
-    const record = await ask(`/guards/${encodeURIComponent(name)}/monitor`);
+    const record = await ask(`/guards/${encodeURIComponent(name)}/monitor`, { background: true });
     if (name !== state.guard.name) return;
     Object.assign(monitor, { guard: name, record });
     showMonitor();

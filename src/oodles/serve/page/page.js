@@ -3,7 +3,7 @@
 
 async function loadGuards() {
   try {
-    const answer = await ask("/guards", {}, () => showProblem("The service is not ready yet; waiting for it."));
+    const answer = await ask("/guards", { onWait: () => showProblem("The service is not ready yet; waiting for it.") });
     showProblem("");
     Object.assign(state, { guards: answer.guards, limits: answer.limits, canSave: answer.can_save });
     if (!answer.guards.length) return showProblem("This service has no guards.");
@@ -43,9 +43,9 @@ function showGuard(guard) {
   watch();
 }
 
-function aboutGuard({ name, detector, class_names: names, members, ready }) {
+function aboutGuard({ detector, class_names: names, members, ready }) {
   const classes = names.length > 12 ? `${names.slice(0, 8).join(", ")} and ${whole(names.length - 8)} more` : names.join(", ");
-  const parts = [`${name}: ${detector}${members.length ? `, an ensemble of ${members.join(", ")}` : ""}.`];
+  const parts = [`Detector: ${detector}${members.length ? `, an ensemble of ${members.join(", ")}` : ""}.`];
   if (names.length) parts.push(`Its model knows ${counted(names.length, "class", "classes")}: ${classes}.`);
   if (!ready) parts.push("It is not ready yet.");
   return parts.join(" ");

@@ -17,14 +17,17 @@ class Refused extends Error {
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
-/** Ask the service and return the JSON of its answer; asks for the token and waits for a busy service as needed. */
-async function ask(path, options = {}, onWait = () => {}) {
+/**
+ * Ask the service and return the JSON of its answer. Asks for the token and waits for a busy service as needed, unless
+ * it happens in the background, where neither is worth a disturbance.
+ */
+async function ask(path, { background = false, onWait = () => {}, ...options } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     const token = sessionStorage.getItem(TOKEN);
     const response = await send(path, options, token);
-    if (response.status === 401) {
+    if (response.status === 401 && !background) {
       await currentToken(token);
-    } else if (response.status === 503 && attempt < ATTEMPTS) {
+    } else if (response.status === 503 && !background && attempt < ATTEMPTS) {
       const seconds = Math.min(LONGEST_WAIT, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
       onWait(seconds);
       await pause(seconds);
@@ -106,19 +109,20 @@ function sizeInRequest(file) {
 const fits = (file, limits) => sizeInRequest(file) <= limits.body_bytes - PART_BYTES;
 
 /**
- * Have pictures scored, a few requests at a time; `done(entry, result, answer)` and `failed(entry, message)` are
- * called once per picture.
+ * Have pictures scored, a few requests at a time; `done(entry, result)` and `failed(entry, message)` are called
+ * once per picture, `answered(answer)` once per request.
  */
-async function scorePictures(entries, guard, limits, { done, failed, onWait }) {
+async function scorePictures(entries, guard, limits, { done, failed, answered, onWait }) {
   const waiting = grouped(entries, limits);
   const work = async () => {
     for (let group = waiting.shift(); group; group = waiting.shift()) {
       try {
         const form = new FormData();
         for (const { file } of group) form.append("file", file, file.name);
-        const answer = await ask(scorePath(guard), { method: "POST", body: form }, onWait);
+        const answer = await ask(scorePath(guard), { method: "POST", body: form, onWait });
         if (answer.results.length !== group.length) throw new Refused(200, "the service lost some of the pictures");
-        group.forEach((entry, index) => done(entry, answer.results[index], answer));
+        group.forEach((entry, index) => done(entry, answer.results[index]));
+        answered(answer);
       } catch (error) {
         for (const entry of group) failed(entry, error.message);
       }
@@ -127,9 +131,9 @@ async function scorePictures(entries, guard, limits, { done, failed, onWait }) {
   await Promise.all(Array.from({ length: AT_ONCE }, work));
 }
 
-function scoreArrays(text, guard, onWait) {
+function scoreArrays(text, guard) {
   const headers = { "Content-Type": "application/json" };
-  return ask(scorePath(guard), { method: "POST", body: text, headers }, onWait);
+  return ask(scorePath(guard), { method: "POST", body: text, headers });
 }
 
 const scorePath = (guard) => `/score?guard=${encodeURIComponent(guard)}&explain=1`;

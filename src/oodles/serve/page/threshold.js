@@ -1,7 +1,7 @@
 // The ID histogram with the scores of recent inputs, and the threshold on it, which can be moved and saved.
 "use strict";
 
-const PLOT = { height: 232, top: 34, bottom: 46, side: 10 };
+const PLOT = { height: 236, top: 34, bottom: 50, side: 10 };
 const RATES = [0.9, 0.95, 0.99];
 
 const scale = { low: 0, high: 1, width: 0 }; // of the chart as it was drawn last
@@ -70,7 +70,7 @@ function selectedMark(base) {
   if (!item || item.guard !== state.guard.name || !isScored(item)) return [];
   const { score } = item.result;
   const x = across(score);
-  const right = x < scale.width / 2;
+  const right = x < 90 || (x >= across(state.draft) && x < scale.width - 90); // away from the threshold, if there is room
   const beyond = score === clamped(score) ? "" : ` (${number(score)}, beyond the chart)`;
   return [
     makeSvg("line", { x1: x, x2: x, y1: PLOT.top + 30, y2: base + 14, class: "selected" }),

@@ -3,7 +3,11 @@
 
 const className = (result) => result.class_name ?? (result.label === null ? "no class" : `class ${result.label}`);
 
-const problemOf = (item) => item.problem ?? item.result?.error?.message ?? "its score is not a finite number";
+/** What went wrong, without the name of the input, which is shown beside it. */
+function problemOf(item) {
+  const text = item.problem ?? item.result?.error?.message ?? "its score is not a finite number";
+  return text.startsWith(`${item.name}: `) ? text.slice(item.name.length + 2) : text;
+}
 
 const headline = (item) => (item.result.is_id ? "Accepted as in-distribution" : "Rejected as out-of-distribution");
 
@@ -26,10 +30,10 @@ function showVerdict() {
   const kind = !known ? "waiting" : !isScored(item) ? "failed" : item.result.is_id ? "id" : "ood";
   box.className = kind;
   const words = { waiting: ["Scoring\u2026"], failed: ["Not scored", problemOf(item)] }[kind] ?? [headline(item), reason(item)];
-  const text = make("div", { className: "words" }, make("p", { className: "headline" }, words[0]), make("p", { className: "name" }, item.name), words[1] ? make("p", {}, sentence(words[1])) : null);
+  const text = make("div", { className: "words" }, make("p", { className: "name" }, item.name), words[1] ? make("p", {}, sentence(words[1])) : null);
   if (isScored(item)) text.append(...consequences(item));
   const rows = isScored(item) ? [make("dl", { className: "facts" }, ...verdictFacts(item))] : [];
-  box.replaceChildren(make("div", { className: "shown" }, picture(item), text), ...rows);
+  box.replaceChildren(make("p", { className: "headline" }, words[0]), make("div", { className: "shown" }, picture(item), text), ...rows);
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
