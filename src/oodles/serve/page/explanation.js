@@ -52,12 +52,12 @@ function neighbours(finding) {
 function contributions({ spec, contributions: parts }, predicted, alone) {
   const figure = make("figure", {}, make("div", { className: "contributions" }), make("figcaption", {}, contributionWords(parts, predicted)));
   const chart = figure.firstChild;
-  const totals = [["kept weights", parts.kept, "kept"], ["bias", parts.bias, "bias"], ["logit that is scored", parts.logit, "logit"], ["dropped weights", parts.dropped, "dropped"]];
+  const totals = [["kept weights", parts.kept, "kept"], ["bias", parts.bias, "bias"], ["scored logit", parts.logit, "logit"], ["dropped weights", parts.dropped, "dropped"]];
   drawAtWidth(chart, (width) => chart.replaceChildren(signedBars(totals, width, `${predicted}: ${totals.map(([name, value]) => `${name} ${number(value, 3)}`).join(", ")}`)));
   const units = [["largest_kept", "Largest kept contributions", "kept"], ["largest_dropped", "Largest dropped contributions", "dropped"], ["least_usual", "Least usual contributions", "kept"]]
     .filter(([group]) => parts[group]?.length)
     .map(([group, title, kind]) => unitList(parts[group], title, kind));
-  return [make("h3", {}, `${alone ? "" : `${spec}: `}what adds up to the logit of ${predicted}`), figure, make("div", { className: "unit-lists" }, ...units)];
+  return [make("h3", {}, `${alone ? "What" : `${spec}: what`} adds up to the logit of ${predicted}`), figure, make("div", { className: "unit-lists" }, ...units)];
 }
 
 function contributionWords(parts, predicted) {

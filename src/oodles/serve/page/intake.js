@@ -1,4 +1,4 @@
-// How inputs come in: chosen, dropped, pasted or written as JSON; then they are scored and shown.
+// How inputs come in: pictures chosen, dropped or pasted, texts or JSON written; then they are scored and shown.
 "use strict";
 
 const THUMBNAIL_SIDE = 256;
@@ -133,9 +133,9 @@ function prepareIntake() {
     isOver(false);
     takeFiles(droppedFiles(event.dataTransfer));
   });
-  byId("arrays").addEventListener("submit", (event) => {
+  byId("written").addEventListener("submit", (event) => {
     event.preventDefault();
-    takeArrays(byId("rows").value);
+    takeWritten(byId("rows").value);
   });
   offerDrawings(byId("drawings"), takeFiles);
 }
@@ -147,15 +147,17 @@ function droppedFiles(transfer) {
   return [...transfer.files].filter((file) => !folders.has(file.name));
 }
 
-// Arrays -----------------------------------------------------------------------------------------
+// Texts and arrays -------------------------------------------------------------------------------
 
-async function takeArrays(text) {
-  const guard = state.guard.name;
+/** Score what was written: one text per line if the guard takes texts, else its inputs as JSON. */
+async function takeWritten(written) {
+  const { name: guard, texts: isText } = state.guard;
+  const texts = isText ? written.split("\n").map((line) => line.trim()).filter(Boolean) : null;
   showProblem("");
   try {
-    JSON.parse(text);
-    const answer = await scoreArrays(text, guard);
-    const items = answer.results.map((result, index) => ({ guard, name: result.name ?? `row ${index + 1}`, file: null, thumbnail: null, result, problem: null }));
+    const body = isText ? { texts } : JSON.parse(written);
+    const answer = await scoreWritten(JSON.stringify(body), guard);
+    const items = answer.results.map((result, index) => ({ guard, name: texts?.[index] ?? `row ${index + 1}`, file: null, thumbnail: null, result, problem: null }));
     items.forEach(addItem);
     state.selected = items[0];
     noticeThreshold(answer);

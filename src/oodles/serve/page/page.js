@@ -27,13 +27,15 @@ function showGuard(guard) {
   const images = guard.takes === "images";
   Object.assign(state, { guard, draft: guard.threshold.value });
   state.selected = ownItems().filter(isScored).at(-1) ?? null;
+  document.querySelector("main").hidden = false;
   byId("pictures").hidden = !images;
-  byId("arrays").hidden = images;
+  byId("written").hidden = images;
   byId("intake-title").textContent = images ? "Check pictures" : "Check inputs";
   byId("about").textContent = aboutGuard(guard);
   byId("files-note").textContent = limitWords(state.limits);
-  byId("rows").value = images ? "" : exampleRows(guard.inputs);
-  byId("rows-note").textContent = `The guard takes ${guard.inputs.map(inputWords).join("; ")}.`;
+  byId("rows-label").textContent = guard.texts ? "Texts, one per line" : "Inputs as JSON, one entry per row";
+  byId("rows").value = images || guard.texts ? "" : exampleRows(guard.inputs);
+  byId("rows-note").textContent = guard.texts ? "" : `The guard takes ${guard.inputs.map(inputWords).join("; ")}.`;
   byId("scores-caption").textContent = guard.calibration
     ? `Bars: scores of ${counted(guard.threshold.calibration_size, "calibration input")}, which are in-distribution (ID). Short lines below: recent inputs.`
     : "This guard has no scores of its calibration set, so there is no histogram. Short lines: recent inputs.";
@@ -43,11 +45,12 @@ function showGuard(guard) {
   watch();
 }
 
-function aboutGuard({ detector, class_names: names, members, ready }) {
+function aboutGuard({ detector, class_names: names, members, ready, reload_error: stale }) {
   const classes = names.length > 12 ? `${names.slice(0, 8).join(", ")} and ${whole(names.length - 8)} more` : names.join(", ");
   const parts = [`Detector: ${detector}${members.length ? `, an ensemble of ${members.join(", ")}` : ""}.`];
   if (names.length) parts.push(`Its model knows ${counted(names.length, "class", "classes")}: ${classes}.`);
   if (!ready) parts.push("It is not ready yet.");
+  if (stale) parts.push(`Its files have changed and cannot be used, so the previous version answers: ${stale}`);
   return parts.join(" ");
 }
 

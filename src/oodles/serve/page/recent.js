@@ -26,7 +26,7 @@ function card(item) {
 
 /** The thumbnail of an input, or what takes its place. */
 function picture(item) {
-  if (!item.thumbnail) return make("span", { className: "missing" }, item.file ? "no preview" : "values");
+  if (!item.thumbnail) return make("span", { className: "missing" }, item.file ? "no preview" : "no picture");
   return make("img", { src: item.thumbnail.url, alt: "", className: item.thumbnail.tiny ? "tiny" : "" });
 }
 

@@ -131,7 +131,7 @@ async function scorePictures(entries, guard, limits, { done, failed, answered, o
   await Promise.all(Array.from({ length: AT_ONCE }, work));
 }
 
-function scoreArrays(text, guard) {
+function scoreWritten(text, guard) {
   const headers = { "Content-Type": "application/json" };
   return ask(scorePath(guard), { method: "POST", body: text, headers });
 }
