@@ -34,6 +34,7 @@ from oodles.cli.report import report
 from oodles.cli.score import score
 from oodles.cli.select import select
 from oodles.cli.select_p import select_p
+from oodles.cli.serve import serve
 from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import ArgumentError, FitWarning, OodlesError
@@ -77,7 +78,7 @@ def root(
 
 # in the order in which a user meets them
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, extract, fit, threshold, score, explain, export, monitor, bench, report, select, select_p),
+    *(demo, extract, fit, threshold, score, explain, export, serve, monitor, bench, report, select, select_p),
     *(detectors, train, analyze),
 )
 SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do together; train divides its batches itself

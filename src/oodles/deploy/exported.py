@@ -89,7 +89,7 @@ class ExportedGuard:
 
     def __call__(self, *inputs: Any, **named: Any) -> ExportedVerdict:
         """Label, probability, score, p-value and decision for each input."""
-        return self._run(self._given(inputs, named))
+        return self._run(self.arrays(*inputs, **named))
 
     def explain(self, *inputs: Any, **named: Any) -> list[Explanation]:
         """Why each input is accepted or rejected: what :meth:`oodles.Guard.explain` says, up to rounding.
@@ -101,7 +101,7 @@ class ExportedGuard:
 
     def with_explanations(self, *inputs: Any, **named: Any) -> tuple[ExportedVerdict, list[Explanation]]:
         """The verdict and its explanations from one run of the graph."""
-        return self._run_explained(self._given(inputs, named))
+        return self._run_explained(self.arrays(*inputs, **named))
 
     @overload
     def judge(self, pixels: npt.NDArray[np.uint8], explain: Literal[False] = False) -> ExportedVerdict: ...
@@ -120,6 +120,10 @@ class ExportedGuard:
             raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
         given = {INPUT: uncropped(pixels, self.transform)}
         return self._run_explained(given) if explain else self._run(given)
+
+    def answer(self, arrays: Arrays, *, explain: bool = False) -> tuple[ExportedVerdict, list[Explanation] | None]:
+        """The verdict for what :meth:`arrays` gives, and with ``explain`` the explanations, from one run."""
+        return self._run_explained(arrays) if explain else (self._run(arrays), None)
 
     def with_threshold(self, threshold: Threshold) -> "ExportedGuard":
         """The same guard with another threshold; the two share the graph, and neither changes the other.
@@ -202,8 +206,8 @@ class ExportedGuard:
 
     # Inputs -------------------------------------------------------------------------------------
 
-    def _given(self, inputs: Sequence[Any], named: dict[str, Any]) -> Arrays:
-        """The arguments of a call as the graph takes them."""
+    def arrays(self, *inputs: Any, **named: Any) -> Arrays:
+        """The arguments of a call as the graph takes them, checked; rows of equal shapes can be stacked."""
         if self.transform is None:
             return self._named(inputs, named)
         if len(inputs) != 1 or named:
