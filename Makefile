@@ -44,6 +44,10 @@ format: $(VENV)/.developed
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
 
+# The service under load, beside the same guard in a bare loop: the table in docs/serving.md.
+load: $(VENV)/.with-bench
+	$(BIN)/python -m benchmarks.load
+
 # Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
 fuzz: $(VENV)/.developed
 	$(BIN)/python -m tests.fuzz --write-page
