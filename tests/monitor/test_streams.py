@@ -9,7 +9,7 @@ from support.streams import bets_of, calibrations, cusum, ranks_of, run, window_
 
 from oodles.calibration import calibrate
 from oodles.monitor import AlertRule, Monitor
-from oodles.monitor.evidence import Bets
+from oodles.monitor.evidence import Bets, Evidence
 
 SIZES = (100, 1_000, 10_000)
 
@@ -28,7 +28,7 @@ def events_of(found, kind, generator, contamination=0.0):
 @pytest.mark.parametrize("size", SIZES)
 def test_without_drift_alarms_are_as_rare_as_promised(size, kind):
     """Each stream has a calibration set of its own, so its randomness is part of it."""
-    generator, streams, steps, every, error = np.random.default_rng(size), 2000, 1000, 10_000, 0.2
+    generator, streams, steps, every, error = np.random.default_rng(size), 2000, 500, 5_000, 0.2
     found = calibrations(size, streams, generator)
     events = events_of(found, kind, generator)
     result = run(bets_of(size, error)[kind], events, streams=streams, steps=steps, line=2 * every, wealth=True)
@@ -40,7 +40,7 @@ def test_without_drift_alarms_are_as_rare_as_promised(size, kind):
 @pytest.mark.parametrize("bound", [0.06, 0.4])
 def test_at_the_bound_itself_the_number_of_alarms_is_nearly_the_promised_one(bound):
     """The worst case: events are exactly as frequent as allowed. A promise far from the truth would be of no use."""
-    generator, streams, steps, line, error = np.random.default_rng(2), 3000, 1000, 200.0, 0.1
+    generator, streams, steps, line, error = np.random.default_rng(2), 2000, 800, 160.0, 0.1
     result = run(
         Bets((bound,)),
         lambda _: generator.random((streams, 1)) < bound,
@@ -60,7 +60,7 @@ def test_a_rate_that_is_taken_as_known_breaks_the_promise():
     generator, size, streams, steps, every = np.random.default_rng(3), 100, 1000, 1000, 10_000
     found = calibrations(size, streams, generator)
     result = run(Bets((0.05,)), events_of(found, "rejections", generator), streams=streams, steps=steps, line=2 * every)
-    promised = 0.2 / 4 + steps / (2 * every)
+    promised = 0.02 / 4 + steps / (2 * every)
     assert np.mean(np.isfinite(result.first)) > 2 * promised
 
 
@@ -75,19 +75,17 @@ def test_the_simulation_is_the_monitor():
     monitor.observe(score=stream, p_value=p_values, label=np.zeros(1500, int), is_id=accepted)
     levels = np.array([0.05, 0.1, 0.2, 0.35, 0.5])
     events = {"rejections": ~accepted[:, None], "p_values": p_values[:, None] <= levels}
+    firsts = []
     for kind, bets in bets_of(size, 0.1).items():
-        result = run(
-            bets,
-            lambda step, kind=kind: events[kind][step - 1][None],
-            streams=1,
-            steps=1500,
-            line=400,
-            minimum=10,
-            wealth=True,
+        rows = events[kind]
+        found = run(
+            bets, lambda step, rows=rows: rows[step - 1][None], streams=1, steps=1500, line=400, minimum=10, wealth=True
         )
-        places = [each.since for each in monitor.alerts if each.kind == kind]
-        assert (result.alarms[0], result.first[0]) == (len(places), places[0])
-        assert monitor._evidence[kind].best == pytest.approx(result.best[0])
+        _, places = Evidence(bets).observe(rows, 400, 10)
+        assert (found.alarms[0], found.first[0]) == (len(places), places[0] + 1)
+        assert monitor._evidence[kind].best == pytest.approx(found.best[0])
+        firsts.append(found.first[0])
+    assert monitor.alerts[0].since == min(firsts)
 
 
 def test_contamination_is_found_soon_and_sooner_with_a_larger_calibration_set():
