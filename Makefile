@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check check-browser check-ray lint format bench fuzz clean
+.PHONY: demo test check check-browser check-ray lint format bench load fuzz clean
 .PHONY: pack ship-small-network architectures default-study detectors exports openood reproduction scale small-network
 
 demo: $(VENV)/.installed
