@@ -40,7 +40,7 @@ format: $(VENV)/.developed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Speed and memory beside other packages, for 20 minutes on two quiet cores: docs/performance.md.
+# Speed and memory beside other packages, for an hour on two quiet cores: docs/performance.md.
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
 
