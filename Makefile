@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check check-browser check-ray lint format bench load fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors exports openood reproduction scale small-network
+.PHONY: pack ship-small-network architectures default-study detectors exports openood page-image reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -85,6 +85,10 @@ scale: $(VENV)/.with-ray
 # Measure every detector by OpenOOD's protocol on the two CIFAR networks: docs/openood.md.
 openood: $(VENV)/.developed
 	$(BIN)/python tools/write_openood.py $(DATA)
+
+# Take a picture of the service's page with its own drawings: docs/images/serve-page.png.
+page-image: $(VENV)/.with-browser
+	$(BIN)/python tools/write_page_image.py $(DATA)
 
 # Measure every table and figure of the paper: docs/reproduction.md.
 reproduction: $(VENV)/.developed
