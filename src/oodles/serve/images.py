@@ -5,7 +5,8 @@ from oodles.data.limits import PIXELS, TooLargeError
 from oodles.data.readers import open_bytes
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import Arrays
-from oodles.deploy.exported import INPUT, uncropped
+from oodles.deploy.exported import INPUT
+from oodles.deploy.inputs import uncropped
 from oodles.serve.problems import problem_with_image
 from oodles.serve.settings import Settings
 
