@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check check-browser check-ray lint format bench fuzz clean
+.PHONY: demo test check check-browser check-ray lint format bench load fuzz clean
 .PHONY: pack ship-small-network architectures default-study detectors exports openood page-image reproduction scale small-network
 
 demo: $(VENV)/.installed
@@ -43,6 +43,10 @@ format: $(VENV)/.developed
 # Speed and memory beside other packages, for an hour on two quiet cores: docs/performance.md.
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
+
+# The service under load, beside the same guard in a bare loop: the table in docs/serving.md.
+load: $(VENV)/.with-bench
+	$(BIN)/python -m benchmarks.load
 
 # Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
 fuzz: $(VENV)/.developed

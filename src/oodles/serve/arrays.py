@@ -9,11 +9,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from oodles.deploy.artefact import Arrays
-from oodles.deploy.exported import ExportedGuard
+from oodles.deploy.exported import INPUT, ExportedGuard
 from oodles.errors import OodlesError
 from oodles.files import Record
 from oodles.names import printable
+from oodles.serve.images import pixel_arrays
 from oodles.serve.problems import Problem, problem_with_inputs
+from oodles.serve.settings import Settings
 
 
 class Tokenizer(Protocol):
@@ -30,7 +32,7 @@ class Body(Struct, forbid_unknown_fields=True):
     texts: list[str] | None = None
 
 
-def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None) -> Arrays:
+def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None, settings: Settings) -> Arrays:
     """The rows in ``{"inputs": {name: numbers}}`` or ``{"texts": [...]}``."""
     try:
         given = msgspec.json.decode(body, type=Body)
@@ -39,12 +41,12 @@ def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | N
     if (given.inputs is None) == (given.texts is None):
         raise Problem(400, 'the body needs either "inputs" or "texts"')
     if given.inputs is not None:
-        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()})
+        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()}, settings)
     if tokenizer is None:
         raise Problem(400, 'this guard has no tokenizer; send "inputs", or start the service with --tokenizer')
     if not given.texts:
         raise Problem(400, '"texts" is empty; send at least one')
-    return checked(guard, tokenizer(given.texts))
+    return checked(guard, tokenizer(given.texts), settings)
 
 
 def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
@@ -65,18 +67,20 @@ def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
     return found
 
 
-def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Arrays with the names, types and shapes that the guard takes, all of them finite."""
+def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], settings: Settings) -> Arrays:
+    """Arrays with the names, types and shapes that the guard takes, all of them finite, as its graph takes them."""
     for name, value in named.items():
         _wanted(name, guard)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise Problem(422, f"{name} has values that are NaN or infinite, which cannot be scored")
     try:
-        if guard.transform is None:
-            return guard.arrays(**named)
-        return guard.arrays(*named.values())
+        arrays = guard.arrays(**named) if guard.transform is None else guard.arrays(*named.values())
     except OodlesError as error:
         raise problem_with_inputs(error) from None
+    rows = rows_of(arrays)
+    if rows > settings.images:
+        raise Problem(413, f"{rows} inputs in one request, more than {settings.images}; send them in several")
+    return arrays if guard.transform is None else pixel_arrays(arrays[INPUT], guard.transform, settings)
 
 
 def rows_of(arrays: Arrays) -> int:

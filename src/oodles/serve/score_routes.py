@@ -116,10 +116,8 @@ async def _score_images(
 async def _score_arrays(
     service: Service, served: ServedGuard, version: Version, body: bytes, explain: bool
 ) -> list[dict[str, Any]]:
-    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer)
+    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer, service.settings)
     rows = rows_of(arrays)
-    if rows > service.settings.images:
-        raise Problem(413, f"{rows} inputs in one request, more than {service.settings.images}; send them in several")
     with served.admit(rows):
         async with service.in_time():
             answer = await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
