@@ -82,7 +82,7 @@ def printed(guards, photographs):
     command = [sys.executable, "-m", "oodles", "score", str(guards / "small"), str(photographs[0].parent), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     verdicts = json.loads(done.stdout)["verdicts"]
-    return {each["input"].rpartition("/")[2]: each for each in verdicts}
+    return {each["path"].rpartition("/")[2]: each for each in verdicts}
 
 
 CARDS = """
