@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from oodles import __version__
-from oodles.errors import DataError
+from oodles.errors import OodlesError
 from oodles.serve import guard_routes, protocol_routes, score_routes
 from oodles.serve.answers import refusal, service_of
 from oodles.serve.docs_page import describe_api
@@ -97,8 +97,8 @@ def _add_refusals(app: FastAPI) -> None:
     async def refuse(request: Request, problem: Problem) -> Response:
         return refusal(request, problem)
 
-    @app.exception_handler(DataError)
-    async def refuse_inputs(request: Request, error: DataError) -> Response:
+    @app.exception_handler(OodlesError)
+    async def refuse_inputs(request: Request, error: OodlesError) -> Response:
         return refusal(request, problem_with_inputs(error))
 
     @app.exception_handler(RequestValidationError)

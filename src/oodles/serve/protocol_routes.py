@@ -137,12 +137,8 @@ async def infer(request: Request, name: str) -> Response:
         limit = service.settings.json_bytes if header is None else service.settings.body_bytes
         body = await read_body(request, service.settings, limit=limit)
         inference = await service.in_thread(read_inference, body, header, OUTPUTS)
-        arrays = checked(version.guard, inference.inputs)
+        arrays = await service.in_thread(checked, version.guard, inference.inputs, service.settings.images)
         rows = rows_of(arrays)
-        if rows > service.settings.images:
-            raise Problem(
-                413, f"{rows} inputs in one request, more than {service.settings.images}; send them in several"
-            )
         with served.admit(rows):
             async with service.in_time():
                 answer = await asyncio.wrap_future(served.submit(version, arrays, explain=False))
