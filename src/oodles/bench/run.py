@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Mapping, Sequence
 
+from oodles.bench.rows import Rows
 from oodles.detectors import Detector, fit_together
 from oodles.detectors.parse import as_detector
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
-from oodles.metrics import Names, Row, evaluate
+from oodles.metrics import Names, evaluate
 
 
 def benchmark(
@@ -19,7 +20,7 @@ def benchmark(
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-) -> list[Row]:
+) -> Rows:
     """Fit each detector on ``train`` and compare its scores on the ID set ``test`` with those on each OOD set.
 
     All detectors are fitted in one pass over ``train``. Returns one row per detector and OOD set, named by the
@@ -63,9 +64,9 @@ def evaluate_detectors(
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-) -> list[Row]:
+) -> Rows:
     """The rows of detectors that are already fitted."""
-    rows = []
+    rows = Rows()
     for name, detector in detectors.items():
         id_scores = detector.score(test)
         for ood_set, features in ood.items():
