@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check check-ray lint format bench fuzz clean
+.PHONY: demo test check check-browser check-ray lint format bench fuzz clean
 .PHONY: pack ship-small-network architectures default-study detectors exports openood reproduction scale small-network
 
 demo: $(VENV)/.installed
@@ -26,6 +26,10 @@ check: $(VENV)/.developed lint
 check-ray: $(VENV)/.with-ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/distributed/test_ray.py
 
+# The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
+check-browser: $(VENV)/.with-browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/serve/test_page.py
+
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,7 +40,7 @@ format: $(VENV)/.developed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Speed and memory beside other packages, for 20 minutes on two quiet cores: docs/performance.md.
+# Speed and memory beside other packages, for an hour on two quiet cores: docs/performance.md.
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
 
@@ -99,6 +103,13 @@ $(VENV)/.developed: $(VENV)/.installed
 
 $(VENV)/.with-ray: $(VENV)/.developed
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	touch $@
+
+$(VENV)/.with-browser: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	{ command -v chromium && command -v chromedriver && command -v npm; } >/dev/null || { apt-get --quiet=2 update && \
+	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core npm; }
+	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0
 	touch $@
 
 $(VENV)/.with-bench: $(VENV)/.developed

@@ -74,7 +74,8 @@ def export_guard(
         "multilabel": guard.multilabel,
         "preprocessing": guard.preprocessing,
         "inputs": _described(model, tests),
-        "outputs": list(OUTPUTS),
+        "outputs": [output.name for output in model.graph.output],
+        "explanation": graph.described_explanation(guard.detector, guard.forward),
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
@@ -203,10 +204,15 @@ def _gap(ours: Tensor, theirs: Any) -> float:
 
 def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor]:
     """The detector's tensors, the scores of the calibration set, and the test inputs with their answers."""
-    answers = dict(zip(("logits", "score"), session.run(("logits", "score"), tests), strict=True))
-    if not all(np.isfinite(answer).all() for answer in answers.values()):
+    names = [
+        each.name for each in session.get_outputs() if each.name in ("logits", "score") or each.name not in OUTPUTS
+    ]
+    answers = dict(zip(names, session.run(names, tests), strict=True))
+    if not all(np.isfinite(answers[name]).all() for name in ("logits", "score")):
         raise ArgumentError(f"{guard.detector.spec} gives no finite score for noise, on which an export is tried")
-    kept = {name: tensor for name, tensor in guard.detector.state_dict().items() if tensor.dtype != torch.bfloat16}
+    # NumPy has no bfloat16
+    state = guard.detector.state_dict().items()
+    kept = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state}
     if guard.threshold.id_scores is not None:
         kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
     kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}
