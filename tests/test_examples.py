@@ -29,6 +29,7 @@ PRINTED = {
     "07_threshold": r"accepted: 9\d\.\d% of new ID images, [1-4]\d\.\d% of 8s and 9s, 0 of NaNs",
     "08_explaining": r"Rejected as out-of-distribution: (?s:.*)nearest training rows, by similarity",
     "09_without_torch": r"ExportedGuard\(knn\(k=5\).*largest difference of scores: \d(\.\d)?e-0[5-9]",
+    "10_monitoring": r"input 2[3-9]\d\d: more inputs (?s:.*) of 4000 rejected, 5\.0% expected",
     "11_your_own_detector": r"relative_norm +47\.\d/85\.\d",
 }
 
