@@ -118,6 +118,9 @@ class Conformal:
     detector: "Detector"
     scores: "Tensor"
 
+    def __repr__(self) -> str:
+        return f"Conformal({self.detector}, calibration_size={len(self.scores)})"
+
     def p_values(self, features: "Features") -> Floats:
         """One p-value per row; small means OOD. A score of NaN or +inf gets the smallest possible p-value."""
         return p_values(self.detector.score(features), self.scores)

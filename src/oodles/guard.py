@@ -170,6 +170,9 @@ class Guard(nn.Module):
             guard._probe = probe_like(first)
         return guard
 
+    def __repr__(self) -> str:
+        return f"Guard({type(self.model).__name__}, {self.detector.spec}, score >= {self.threshold.value:.7g})"
+
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
         return super().train(False)

@@ -20,7 +20,8 @@ from oodles import __version__
 from oodles.calibration import MOST_SCORES, Threshold
 from oodles.columns import is_finite
 from oodles.detectors import Detector
-from oodles.detectors.base import INPUTS, Described, check_fitted, class_key, extra_columns
+from oodles.detectors.base import INPUTS, check_fitted, extra_columns
+from oodles.detectors.described import Described, class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of

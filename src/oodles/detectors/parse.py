@@ -12,8 +12,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from oodles.calls import Call, import_object, read_call, read_expression
 from oodles.detectors.argument_checks import shown
 from oodles.detectors.base import Detector
-from oodles.detectors.logit import CHAIN, LogitDetector, ScoreDetector, Shape, Sparsifier, Stage
+from oodles.detectors.logit import CHAIN, LogitDetector, Shape, Sparsifier, Stage
 from oodles.detectors.registry import entries
+from oodles.detectors.score_only import ScoreDetector
 from oodles.errors import ArgumentError
 
 LARGEST = 1e38  # of single precision

@@ -10,29 +10,20 @@ from importlib.metadata import entry_points
 from typing import TypeVar
 
 from oodles.detectors.adascale import AdaSCALE
-from oodles.detectors.base import Detector, class_key
+from oodles.detectors.base import Detector
 from oodles.detectors.default import DefaultEnsemble, ReActScaleDICE
+from oodles.detectors.described import class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.geometry import FDBD, MCM, NCI, SHE, CADRef
 from oodles.detectors.gradnorm import ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gram import Gram
-from oodles.detectors.logit import (
-    DOCTOR,
-    GEN,
-    MSP,
-    SCORES,
-    Energy,
-    Entropy,
-    JointEnergy,
-    LogitDetector,
-    MaxLogit,
-    ScoreDetector,
-)
+from oodles.detectors.logit import SCORES, LogitDetector
 from oodles.detectors.mahalanobis import Mahalanobis
 from oodles.detectors.mahalanobis_variants import DDU, RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.odin import GODIN, IODIN, ODIN
 from oodles.detectors.rankfeat import RankFeat
+from oodles.detectors.score_only import DOCTOR, GEN, MSP, Energy, Entropy, JointEnergy, MaxLogit, ScoreDetector
 from oodles.detectors.shapes import ASHB, ASHP, ASHS, LTS, SCALE, VRA, OptFS, ReAct
 from oodles.detectors.sparsifiers import (
     DICE,
