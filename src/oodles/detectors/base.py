@@ -34,6 +34,12 @@ class Detector(Described):
     A method declares what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``, ``head``,
     ``layer.<name>``) and implements :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`. One that needs
     inner layers or input gradients is a :class:`~oodles.detectors.NetworkDetector`.
+
+    >>> class FirstUnit(Detector):
+    ...     def forward(self, embedding, logits, *others):
+    ...         return embedding[:, 0]
+    >>> FirstUnit().score(Features(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), head=Head(torch.eye(2))))
+    tensor([3., 0.])
     """
 
     learns_from: tuple[str, ...] = ()
@@ -183,6 +189,13 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
 
     Detectors that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
     ``outlier_rows`` is that of :meth:`Detector.fit`; ``drop`` and ``raise`` read the rows once more, beforehand.
+
+    >>> from oodles.detectors import DICE, KNN
+    >>> from oodles.testing import example_features
+    >>> several = [DICE(p=0.9), DICE(p=0.5), KNN()]
+    >>> fit_together(several, example_features())
+    >>> [detector.fitted for detector in several]
+    [True, True, True]
     """
     check_policy(outlier_rows)
     for detector in detectors:

@@ -81,6 +81,13 @@ class LogitDetector(Detector):
     :func:`oodles.functional.energy`, with its parameters fixed by ``functools.partial``. A shape or a sparsifier is
     itself such a detector, with nothing else in its chain: ``ReAct(percentile=90)`` alone scores with the energy of
     clipped activations, and ``DICE(p=0.7, shape=ReAct(percentile=90))`` has both stages.
+
+    >>> from oodles.detectors import DICE, ReAct
+    >>> from oodles.functional import msp
+    >>> LogitDetector(shape=ReAct(percentile=90), sparsify=DICE(p=0.7), score=msp).spec
+    'react(90)+dice(0.7)+msp'
+    >>> LogitDetector().dense  # nothing precedes the score: the energy of the network's own logits
+    True
     """
 
     _shares_statistics = True
@@ -224,7 +231,15 @@ class Stage(LogitDetector):
 
 
 class Shape(Stage):
-    """A map from embedding to embedding, ``(n, m) -> (n, m)``; alone, a detector with that one shape."""
+    """A map from embedding to embedding, ``(n, m) -> (n, m)``; alone, a detector with that one shape.
+
+    >>> import torch
+    >>> class Halve(Shape):
+    ...     def transform(self, embedding):
+    ...         return embedding / 2
+    >>> Halve().transform(torch.tensor([[2.0, 4.0]]))
+    tensor([[1., 2.]])
+    """
 
     def __init__(self, score: ScoreFunction = energy) -> None:
         super().__init__(score=score)
@@ -249,7 +264,15 @@ Shapes: TypeAlias = Shape | Sequence[Shape]
 
 
 class Sparsifier(Stage):
-    """A map from head to head that keeps some weights; ``p`` is the fraction dropped. ``shape`` may precede it."""
+    """A map from head to head that keeps some weights; ``p`` is the fraction dropped. ``shape`` may precede it.
+
+    >>> import torch
+    >>> class PositiveWeights(Sparsifier):
+    ...     def mask(self, weight, mean):
+    ...         return weight > 0
+    >>> PositiveWeights(p=0.5).mask(torch.tensor([[1.0, -2.0]]), torch.ones(2))
+    tensor([[ True, False]])
+    """
 
     def __init__(self, *, p: float = 0.9, shape: Shapes = (), score: ScoreFunction = energy) -> None:
         super().__init__(shape=shape, score=score)

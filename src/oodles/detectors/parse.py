@@ -63,7 +63,12 @@ def as_detector(given: str | Detector) -> Detector:
 
 
 def detector_list() -> list[Detector]:
-    """One of each detector that works on embeddings and logits, at its usual settings."""
+    """One of each detector that works on embeddings and logits, at its usual settings.
+
+    >>> from oodles.detectors import MSP
+    >>> len(detector_list()) > 40, isinstance(detector_list()[0], MSP)
+    (True, True)
+    """
     texts = [text for entry in entries().values() for text in entry.settings()]
     return [parse(text) for text in texts]
 

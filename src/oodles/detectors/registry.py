@@ -142,6 +142,10 @@ def register(name: str, *, summary: str = "", paper: str = "") -> Callable[[Kind
         class FirstLogit(Detector):
             def forward(self, embedding, logits, *others):
                 return logits[:, 0]
+
+    >>> register("knn")(Energy)
+    Traceback (most recent call last):
+    oodles.errors.ArgumentError: register('knn'): KNN already has that name; choose another
     """
 
     def keep(kind: Kind) -> Kind:

@@ -11,7 +11,16 @@ from oodles.functional import doctor, energy, entropy, gen, joint_energy, max_lo
 
 
 class ScoreDetector(LogitDetector):
-    """A score alone: a function of the network's own logits, ``function``."""
+    """A score alone: a function of the network's own logits, ``function``.
+
+    >>> class Margin(ScoreDetector):
+    ...     function = staticmethod(lambda logits: logits.amax(dim=1) - logits.mean(dim=1))
+    ...     def __init__(self):
+    ...         super().__init__()
+    >>> import torch
+    >>> Margin()(torch.empty(1, 0), torch.tensor([[4.0, 0.0]]))
+    tensor([2.])
+    """
 
     function: ClassVar[ScoreFunction]
 
@@ -24,7 +33,13 @@ class ScoreDetector(LogitDetector):
 
 
 class MSP(ScoreDetector):
-    """Maximum softmax probability, as a logarithm (Hendrycks & Gimpel, ICLR 2017)."""
+    """Maximum softmax probability, as a logarithm (Hendrycks & Gimpel, ICLR 2017).
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0], [9.0, 7.0]])
+    >>> MSP()(torch.empty(2, 0), logits).exp()  # only differences of logits count
+    tensor([0.8808, 0.8808])
+    """
 
     function = staticmethod(msp)
 
@@ -33,7 +48,13 @@ class MSP(ScoreDetector):
 
 
 class MaxLogit(ScoreDetector):
-    """Largest logit (Hendrycks et al., ICML 2022)."""
+    """Largest logit (Hendrycks et al., ICML 2022).
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0], [9.0, 7.0]])
+    >>> MaxLogit()(torch.empty(2, 0), logits)  # how large logits are counts
+    tensor([2., 9.])
+    """
 
     function = staticmethod(max_logit)
 
@@ -42,7 +63,13 @@ class MaxLogit(ScoreDetector):
 
 
 class Energy(ScoreDetector):
-    """Negative free energy of the logits (Liu et al., NeurIPS 2020)."""
+    """Negative free energy of the logits (Liu et al., NeurIPS 2020).
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0], [9.0, 7.0]])
+    >>> Energy()(torch.empty(2, 0), logits)  # a little above the largest logit
+    tensor([2.1269, 9.1269])
+    """
 
     function = staticmethod(energy)
 
@@ -51,7 +78,13 @@ class Energy(ScoreDetector):
 
 
 class Entropy(ScoreDetector):
-    """Negative entropy of the softmax."""
+    """Negative entropy of the softmax.
+
+    >>> import torch
+    >>> logits = torch.tensor([[9.0, 0.0], [1.0, 1.0]])
+    >>> Entropy()(torch.empty(2, 0), logits)  # -log 2 if both classes are as likely
+    tensor([-0.0012, -0.6931])
+    """
 
     function = staticmethod(entropy)
 
@@ -60,7 +93,13 @@ class Entropy(ScoreDetector):
 
 
 class GEN(ScoreDetector):
-    """Negative generalised entropy of the largest softmax probabilities (Liu et al., CVPR 2023)."""
+    """Negative generalised entropy of the largest softmax probabilities (Liu et al., CVPR 2023).
+
+    >>> import torch
+    >>> logits = torch.tensor([[9.0, 0.0], [1.0, 1.0]])
+    >>> GEN()(torch.empty(2, 0), logits)  # small probabilities count more than in the entropy
+    tensor([-0.8131, -1.7411])
+    """
 
     function = staticmethod(gen)
 
@@ -69,7 +108,13 @@ class GEN(ScoreDetector):
 
 
 class JointEnergy(ScoreDetector):
-    """Sum of the energies of all classes, for multi-label models (Wang et al., NeurIPS 2021)."""
+    """Sum of the energies of all classes, for multi-label models (Wang et al., NeurIPS 2021).
+
+    >>> import torch
+    >>> logits = torch.tensor([[5.0, -9.0], [5.0, 5.0]])
+    >>> JointEnergy()(torch.empty(2, 0), logits)  # two likely classes count twice
+    tensor([ 5.0068, 10.0134])
+    """
 
     function = staticmethod(joint_energy)
 
@@ -78,7 +123,13 @@ class JointEnergy(ScoreDetector):
 
 
 class DOCTOR(ScoreDetector):
-    """Logarithm of the probability that two draws from the softmax agree (Granese et al., NeurIPS 2021)."""
+    """Minus the odds that two draws from the softmax differ (Granese et al., NeurIPS 2021).
+
+    >>> import torch
+    >>> logits = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+    >>> DOCTOR()(torch.empty(2, 0), logits).round(decimals=3)  # even odds, and almost none
+    tensor([-1., -0.])
+    """
 
     function = staticmethod(doctor)
 
