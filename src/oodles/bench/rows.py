@@ -20,8 +20,8 @@ class Rows(list[Row]):
 
     >>> from oodles.metrics import evaluate
     >>> Rows([evaluate([2.0, 3.0], [0.0, 2.5], detector="msp", ood_set="noise")])
-         average noise
-    -------------------
+          average noise
+    ───────────────────
     msp 50.0/75.0  50.0
     average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better
     """

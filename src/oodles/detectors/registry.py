@@ -135,8 +135,8 @@ _BY_NAME: dict[str, Entry] = {}
 def register(name: str, *, summary: str = "", paper: str = "") -> Callable[[Kind], Kind]:
     """Decorate a detector of your own so that it can be named in text, listed and benchmarked like a built-in one.
 
-    ``name`` is what it is called in text and on the command line: lower-case letters, digits and ``_``. A package can
-    also announce its detectors in the entry-point group ``oodles.detectors``::
+    ``name`` is what it is called in text and on the command line: lower-case letters, digits and ``_``. (A package can
+    announce its detectors in the entry-point group ``oodles.detectors`` instead.)::
 
         @register("first_logit", summary="the first logit")
         class FirstLogit(Detector):
