@@ -13,7 +13,7 @@ from oodles.extras import PACKAGES, needed_by
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "pandas": "ray"}  # by another name, or brought along
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # by another name
 
 
 def required(entries):

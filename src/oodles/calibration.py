@@ -124,6 +124,9 @@ class Conformal:
     detector: "Detector"
     scores: "Tensor"
 
+    def __repr__(self) -> str:
+        return f"Conformal({self.detector}, calibration_size={len(self.scores)})"
+
     def p_values(self, features: "Features") -> Floats:
         """One p-value per row; small means OOD. A score of NaN or +inf gets the smallest possible p-value."""
         return p_values(self.detector.score(features), self.scores)
@@ -138,7 +141,17 @@ class Conformal:
 
 
 def conformal(detector: "Detector", calibration: "Features") -> Conformal:
-    """P-values for a fitted detector, from ID rows that it was not fitted on."""
+    """P-values for a fitted detector, from ID rows that it was not fitted on.
+
+    >>> from oodles.detectors import KNN
+    >>> from oodles.testing import example_features
+    >>> train, held_out = example_features().split(0.5)
+    >>> rule = conformal(KNN(k=5).fit(train), held_out)
+    >>> rule
+    Conformal(KNN(k=5, bank=10000), calibration_size=150)
+    >>> float(rule.p_values(held_out).mean().round(2))  # the mean of uniform numbers
+    0.51
+    """
     scores = detector.score(calibration).double()
     if not scores.isfinite().all():
         raise DataError(f"{detector} gives scores that are not finite on the calibration set; check those inputs")

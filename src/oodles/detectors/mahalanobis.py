@@ -36,6 +36,12 @@ class Mahalanobis(SteppedDetector):
     is computed after an input step that lowers it; with None the step is the one of the authors' grid with the lowest
     FPR95 on 500 further images against their adversarial copies. The DICE paper's steps: 0 on CIFAR, 0.001 on
     ImageNet.
+
+    >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
+    >>> test = Features(torch.tensor([[1.0, 2.0], [1.0, 9.0]]), logits=torch.zeros(2, 2))
+    >>> Mahalanobis().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)  # 1 and 8 from a mean
+    tensor([ -1., -64.])
     """
 
     grid = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
