@@ -40,8 +40,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented_params"
+autodoc_typehints = "signature"
 autodoc_default_options = {"show-inheritance": False}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88

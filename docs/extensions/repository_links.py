@@ -1,4 +1,4 @@
-"""Links to files outside of ``docs`` lead to the repository; pages have them as GitHub needs them, ``../tools/x.py``."""
+"""Links to files outside of ``docs`` lead to the repository; in pages they are as GitHub needs them."""
 
 import re
 from pathlib import Path
