@@ -10,8 +10,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check check-ray docs docs-quick lint format bench fuzz clean
-.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports openood reproduction scale small-network
+.PHONY: demo test check check-browser check-ray docs docs-quick lint format bench load fuzz clean
+.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports openood page-image
+.PHONY: reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -35,6 +36,10 @@ docs: $(VENV)/.with-docs
 docs-quick: export OODLES_DOCS_QUICK = 1
 docs-quick: docs
 
+# The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
+check-browser: $(VENV)/.with-browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/serve/test_page.py
+
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,9 +50,13 @@ format: $(VENV)/.developed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Speed and memory beside other packages, for 20 minutes on two quiet cores: docs/performance.md.
+# Speed and memory beside other packages, for an hour on two quiet cores: docs/performance.md.
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
+
+# The service under load, beside the same guard in a bare loop: the table in docs/serving.md.
+load: $(VENV)/.with-bench
+	$(BIN)/python -m benchmarks.load
 
 # Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
 fuzz: $(VENV)/.developed
@@ -95,6 +104,10 @@ scale: $(VENV)/.with-ray
 openood: $(VENV)/.developed
 	$(BIN)/python tools/write_openood.py $(DATA)
 
+# Take a picture of the service's page with its own drawings: docs/images/serve-page.png.
+page-image: $(VENV)/.with-browser
+	$(BIN)/python tools/write_page_image.py $(DATA)
+
 # Measure every table and figure of the paper: docs/reproduction.md.
 reproduction: $(VENV)/.developed
 	$(BIN)/python tools/write_reproduction.py $(DATA)
@@ -116,6 +129,13 @@ $(VENV)/.developed: $(VENV)/.installed
 
 $(VENV)/.with-ray: $(VENV)/.developed
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	touch $@
+
+$(VENV)/.with-browser: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	{ command -v chromium && command -v chromedriver && command -v npm; } >/dev/null || { apt-get --quiet=2 update && \
+	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core npm; }
+	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0
 	touch $@
 
 $(VENV)/.with-bench: $(VENV)/.developed

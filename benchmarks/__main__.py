@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument(
         "--only", metavar="TEXT", help="those detectors whose name contains this; with --write, other rows stay"
     )
-    parser.add_argument("--rows", type=int, help="larger_than_memory: rows of the store (ImageNet has 1281167)")
+    parser.add_argument(
+        "--rows", type=int, help="larger_than_memory: rows of the store, 1281167 as in ImageNet if not given"
+    )
     parser.add_argument("--folder", type=Path, help="larger_than_memory: where to write the store, removed afterwards")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in NAMES]

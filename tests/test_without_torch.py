@@ -17,7 +17,7 @@ from support.pages import check_page
 from support.scored import scored, write_scored
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
-from oodles import cli, results
+from oodles import cli, monitor, results
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.guard import Guard
@@ -40,6 +40,7 @@ MODULES = (
     *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
     *("oodles.calibration", "oodles.fields", "oodles.deploy.artefact", "oodles.deploy.exported"),
     *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
+    *(module.name for module in pkgutil.iter_modules(monitor.__path__, "oodles.monitor.")),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
     *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
 )

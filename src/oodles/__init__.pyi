@@ -5,6 +5,7 @@ from . import errors as errors
 from . import functional as functional
 from . import metrics as metrics
 from . import models as models
+from . import monitor as monitor
 from . import selection as selection
 from . import testing as testing
 from .bench.run import benchmark as benchmark

@@ -85,12 +85,17 @@ def calibrate(id_scores: "Tensor | npt.ArrayLike", id_rate: float = 0.95) -> Thr
     bad = np.flatnonzero(~np.isfinite(scores))
     if len(bad):
         raise DataError(f"{len(bad)} of {len(scores)} ID scores are not finite, the first at index {bad[0]}")
-    rank = min(len(scores), math.floor((1 - id_rate) * (len(scores) + 1) + 1e-9))
+    rank = threshold_rank(len(scores), id_rate)
     if rank < 1:
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
         raise DataError(f"{len(scores)} ID scores are too few for id_rate={id_rate}; at least {least} are needed")
     value = float(np.partition(scores, rank - 1)[rank - 1])
     return Threshold(value=value, id_rate=id_rate, calibration_size=len(scores), id_scores=kept_scores(scores))
+
+
+def threshold_rank(size: int, id_rate: float) -> int:
+    """Which of ``size`` ID scores in ascending order, counted from 1, is the threshold; 0 if they are too few."""
+    return min(size, math.floor((1 - id_rate) * (size + 1) + 1e-9))
 
 
 def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -99,6 +104,12 @@ def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
         scores = np.random.default_rng(0).choice(scores, MOST_SCORES, replace=False)
     narrow = scores.astype(np.float32)
     return np.sort(narrow if (narrow == scores).all() else scores)
+
+
+def are_kept_scores(scores: npt.NDArray[Any]) -> bool:
+    """Whether these are scores as :func:`kept_scores` gives them: sorted, finite and not too many."""
+    kept = scores.ndim == 1 and 1 <= len(scores) <= MOST_SCORES and scores.dtype in (np.float32, np.float64)
+    return bool(kept and np.isfinite(scores).all() and (scores[1:] >= scores[:-1]).all())
 
 
 @dataclass(frozen=True, eq=False)

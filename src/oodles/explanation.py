@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,7 +17,17 @@ from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.statistics import ClassMeans
 from oodles.errors import ArgumentError, ShapeError
 from oodles.features import Features, Head
-from oodles.findings import Contributions, Explanation, Finding, Neighbour
+from oodles.findings import (
+    Contributions,
+    Explanation,
+    Finding,
+    Neighbour,
+    Ranks,
+    explanations_of,
+    findings_of,
+    most_sceptical_first,
+    name_of,
+)
 
 __all__ = ["Explanation", "explain"]
 
@@ -49,18 +59,35 @@ def explain(
     used = [features.column(name) for name in (*INPUTS, *extra_columns(detector)) if features.holds(name)]
     finite = torch.stack([torch.isfinite(column).all(dim=1).cpu() for column in used]).all(dim=0)
     scores = torch.where(finite, detector.score(features), torch.nan)
-    decisions = [None] * len(scores) if threshold is None else threshold.is_id(scores).tolist()
     labels = features.logits.argmax(dim=1).cpu() if features.holds("logits") else None
-    reduction = detector.reduction if isinstance(detector, RankEnsemble) else None
-    value, id_rate = (None, None) if threshold is None else (threshold.value, threshold.id_rate)
-    explanations = []
-    findings = _findings(_Setting(features, labels, names, train), detector, scores)
-    for row, (score, is_id, found) in enumerate(zip(scores.tolist(), decisions, findings, strict=True)):
-        scored = not math.isnan(score)
-        label = int(labels[row]) if scored and labels is not None else None
-        name, found = _class_name(label, names), found if scored else ()
-        explanations.append(Explanation(label, name, score, value, id_rate, is_id, reduction, found))
-    return explanations
+    return explanations_of(
+        scores.numpy(),
+        [None] * len(scores) if threshold is None else threshold.is_id(scores).tolist(),
+        None if labels is None else labels.numpy(),
+        _findings(_Setting(features, labels, names, train), detector, scores),
+        class_names=names,
+        threshold=None if threshold is None else threshold.value,
+        id_rate=None if threshold is None else threshold.id_rate,
+        reduction=detector.reduction if isinstance(detector, RankEnsemble) else None,
+    )
+
+
+def explained_parts(detector: Detector) -> list[Detector]:
+    """The detectors that an explanation has findings of: the members of an ensemble, or the detector alone."""
+    return detector.scoring_members() if isinstance(detector, RankEnsemble) else [detector]
+
+
+def ranks_of(detector: Detector) -> Ranks | None:
+    """What the members of a fitted ensemble are ranked by; None if the detector is no ensemble."""
+    if not isinstance(detector, RankEnsemble):
+        return None
+    learned = (detector.reference_, detector.centre_, detector.spread_)
+    return Ranks(*(each.double().cpu().numpy() for each in learned if each is not None))
+
+
+def is_sparsified(detector: Detector) -> TypeGuard[LogitDetector]:
+    """Whether a detector drops weights of the head, so that it has contributions to show."""
+    return isinstance(detector, LogitDetector) and detector.sparsifier() is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,29 +102,19 @@ class _Setting:
 
 def _findings(setting: _Setting, detector: Detector, scores: Tensor) -> list[tuple[Finding, ...]]:
     """The findings of each row; of an ensemble's members those with the lowest ranks first."""
-    if not isinstance(detector, RankEnsemble) or detector.reference_ is None:
+    ranks = ranks_of(detector)
+    if ranks is None:
         return [(finding,) for finding in _findings_of(setting, detector, scores, None)]
-    members = detector.scoring_members()
-    each = torch.stack([member.score(setting.features).double() for member in members])
-    reference = detector.reference_.double().cpu()
-    found = [_findings_of(setting, *part) for part in zip(members, each, reference, strict=True)]
-    order = detector.deviations(each).nan_to_num(-torch.inf).argsort(dim=0, stable=True)
-    return [tuple(found[place][row] for place in places) for row, places in enumerate(order.T.tolist())]
-
-
-def _findings_of(setting: _Setting, detector: Detector, scores: Tensor, reference: Tensor | None) -> list[Finding]:
-    """One detector's findings; ``reference`` are quantiles of its held-out ID scores, if it is part of an ensemble."""
-    fractions: list[float | None] = [None] * len(scores)
-    lowest = median = None
-    if reference is not None:
-        count, lowest, median = len(reference), float(reference[0]), float(reference.quantile(0.5))
-        below = np.interp(scores.double().numpy(), reference.numpy(), np.linspace(0, 1, count))
-        fractions = np.clip(below, 1 / count, 1).tolist()
-    details = zip(_neighbours(setting, detector), _contributions(setting, detector), strict=True)
-    return [
-        Finding(detector.spec, score, fraction, lowest, median, near, parts)
-        for score, fraction, (near, parts) in zip(scores.tolist(), fractions, details, strict=True)
+    found = [
+        _findings_of(setting, member, member.score(setting.features), reference)
+        for member, reference in zip(explained_parts(detector), ranks.reference, strict=True)
     ]
+    return most_sceptical_first(found, ranks)
+
+
+def _findings_of(setting: _Setting, detector: Detector, scores: Tensor, reference: Any) -> list[Finding]:
+    details = _neighbours(setting, detector), _contributions(setting, detector)
+    return findings_of(detector.spec, scores.numpy(), *details, reference)
 
 
 def _neighbours(setting: _Setting, detector: Detector) -> list[tuple[Neighbour, ...]]:
@@ -115,7 +132,7 @@ def _neighbours(setting: _Setting, detector: Detector) -> list[tuple[Neighbour, 
     def neighbour(place: int, value: float) -> Neighbour:
         row = train_rows.get(place)
         label = None if row is None or labels is None else int(labels[row])
-        return Neighbour(place, value, row, label, _class_name(label, setting.names))
+        return Neighbour(place, value, row, label, name_of(label, setting.names))
 
     return [tuple(map(neighbour, *pair)) for pair in zip(places, similarity, strict=True)]
 
@@ -135,38 +152,46 @@ def _train_rows(bank: Tensor, places: list[int], train: Features) -> dict[int, i
 def _contributions(setting: _Setting, detector: Detector) -> Sequence[Contributions | None]:
     """Contributions to the predicted class, if the detector sparsifies the head and the head is known."""
     features, labels, train = setting.features, setting.labels, setting.train
-    if not isinstance(detector, LogitDetector) or detector.sparsifier() is None:
+    if not is_sparsified(detector) or labels is None or features.head is None or not features.holds("embedding"):
         return [None] * len(features)
-    if labels is None or features.head is None or not features.holds("embedding"):
-        return [None] * len(features)
-    found = _split(detector, features.head, _shaped(detector, features.embedding), labels)
+    found = _split(detector, features.head, shaped_rows(detector, features.embedding), labels)
     if train is None or not train.holds("logits"):
         return found
     means = ClassMeans()
     for batch in train.batches():
         predicted = batch.logits.argmax(dim=1).cpu()
         needed = torch.isin(predicted, labels)
-        means.add(_shaped(detector, batch.embedding[needed]), predicted[needed], features.classes)
+        means.add(shaped_rows(detector, batch.embedding[needed]), predicted[needed], features.classes)
     usual = _split(detector, features.head, means.values()[labels], labels)
     known = (means.counts[labels] > 0).tolist()
     return [replace(own, usual=mean if yes else None) for own, mean, yes in zip(found, usual, known, strict=True)]
 
 
-def _shaped(detector: LogitDetector, embedding: Tensor) -> Tensor:
+def shaped_rows(detector: LogitDetector, embedding: Tensor) -> Tensor:
     """Shaped embeddings times the logit factor, which is one more column: ``(n, m + 1)`` in float64."""
     embedding = embedding if detector.dense else embedding.to(detector.weight_)
     embedding, factors = detector.shaped(embedding)
-    factor = math.prod(factors, start=embedding.new_ones(len(embedding), 1))
+    factor = math.prod(factors, start=torch.ones_like(embedding[:, :1]))
     return torch.cat([embedding.double() * factor.double(), factor.double()], dim=1).cpu()
 
 
-def _split(detector: LogitDetector, head: Head, shaped: Tensor, labels: Tensor) -> list[Contributions]:
-    """The contributions of rows of :func:`_shaped` to the logits of these classes."""
-    dense = head.weight.cpu()[labels].double()
+def split(
+    detector: LogitDetector, weight: Tensor, bias: Tensor, rows: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Kept, dropped ``(n, m)``, bias and factor ``(n,)`` of :func:`shaped_rows` in the logits of these classes.
+
+    ``weight`` and ``bias`` are the dense head's.
+    """
+    dense = weight.cpu()[labels].double()
     kept = dense if detector.dense else detector.weight_.cpu()[labels].double()
-    rows, factor = shaped[:, :-1], shaped[:, -1]
-    bias = head.full_bias().cpu()[labels].double() * factor
-    parts = zip(kept * rows, torch.where(kept == 0, dense, 0.0) * rows, bias.tolist(), factor.tolist(), strict=True)
+    shaped, factor = rows[:, :-1], rows[:, -1]
+    dropped = torch.where(kept == 0, dense, 0.0) * shaped
+    return kept * shaped, dropped, bias.cpu()[labels].double() * factor, factor
+
+
+def _split(detector: LogitDetector, head: Head, rows: Tensor, labels: Tensor) -> list[Contributions]:
+    kept, dropped, bias, factor = split(detector, head.weight, head.full_bias(), rows, labels)
+    parts = zip(kept.numpy(), dropped.numpy(), bias.tolist(), factor.tolist(), strict=True)
     return [Contributions(*part) for part in parts]
 
 
@@ -176,7 +201,3 @@ def _check_train(train: Features, features: Features, detector: Detector) -> Non
         raise ShapeError(f"train has (width, classes) {got}, the features have {want}; are both from the same model?")
     if train.head is not None:
         check_head(detector, train.head)
-
-
-def _class_name(label: int | None, names: Sequence[str]) -> str | None:
-    return names[label] if label is not None and label < len(names) else None

@@ -16,6 +16,12 @@ PACKAGES = {
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("Ray Data", "ray"),
     "pandas": ("pandas", "ray"),  # which Ray Data needs
+    "fastapi": ("FastAPI", "serve"),
+    "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
+    "starlette": ("Starlette", "serve"),
+    "tokenizers": ("tokenizers", "text"),
     "sklearn": ("scikit-learn", "layers"),
     "torchvision": ("torchvision", "torchvision"),
 }

@@ -1,11 +1,14 @@
-"""What an explanation consists of: plain data, and its words."""
+"""What an explanation consists of: plain data and its words, and how it is made from arrays, without torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 SHOWN = 5  # units, and training rows in text
 REDUCTIONS = {"mean": "mean of p", "min": "smallest p", "fisher": "mean logarithm of p"}
@@ -54,8 +57,8 @@ class Contributions:
     means over the training rows of the same predicted class, if there are any.
     """
 
-    kept: "Tensor"
-    dropped: "Tensor"
+    kept: Array
+    dropped: Array
     bias: float
     factor: float
     usual: "Contributions | None" = None
@@ -78,8 +81,8 @@ class Contributions:
         groups |= {} if usual is None else {"least_usual": each - usual}
         found = {}
         for group, values in groups.items():
-            size, places = (part[:SHOWN] for part in values.abs().sort(descending=True, stable=True))
-            shown = places[size > 0].tolist()
+            places = np.argsort(-np.abs(values), kind="stable")[:SHOWN]
+            shown = places[values[places] != 0].tolist()
             found[group] = [Unit(k, float(each[k]), None if usual is None else float(usual[k])) for k in shown]
         return found
 
@@ -159,7 +162,7 @@ class Explanation:
     findings: tuple[Finding, ...]
 
     def as_record(self) -> dict[str, Any]:
-        """Plain data for JSON: no tensors, units by their index, and None for numbers that are not finite."""
+        """Plain data for JSON: no arrays, units by their index, and None for numbers that are not finite."""
         record: dict[str, Any] = _plain({**vars(self), "findings": [each.as_record() for each in self.findings]})
         return record
 
@@ -183,6 +186,76 @@ class Explanation:
         relation = f"{'at least' if self.is_id else 'below'} the threshold {self.threshold:.{digits}g}"
         rate = f"which accepts {100 * self.id_rate:.4g} % of ID inputs"
         return f"the score {self.score:.{digits}g} is {relation}, {rate}"
+
+
+class Ranks(NamedTuple):
+    """What an ensemble ranks its members' scores by: quantiles of held-out ID scores, and their centre and spread.
+
+    One row, or one number, per member.
+    """
+
+    reference: Array
+    centre: Array
+    spread: Array
+
+
+def findings_of(
+    spec: str,
+    scores: Array,
+    neighbours: Sequence[tuple[Neighbour, ...]],
+    contributions: Sequence[Contributions | None],
+    reference: Array | None = None,
+) -> list[Finding]:
+    """One detector's findings for each row; ``reference`` are the quantiles, if it is a member of an ensemble."""
+    fractions: list[float | None] = [None] * len(scores)
+    lowest = median = None
+    if reference is not None:
+        quantiles = reference.astype(np.float64)
+        count, lowest, median = len(quantiles), float(quantiles[0]), float(np.median(quantiles))
+        below = np.interp(scores.astype(np.float64), quantiles, np.linspace(0, 1, count))
+        fractions = np.clip(below, 1 / count, 1).tolist()
+    return [
+        Finding(spec, score, fraction, lowest, median, near, parts)
+        for score, fraction, near, parts in zip(scores.tolist(), fractions, neighbours, contributions, strict=True)
+    ]
+
+
+def most_sceptical_first(findings: Sequence[Sequence[Finding]], ranks: Ranks) -> list[tuple[Finding, ...]]:
+    """The findings of each row, given those of each member: those with the lowest ranks first."""
+    scores = np.array([[found.score for found in member] for member in findings], np.float64)
+    centre, spread = (each.astype(np.float64)[:, None] for each in (ranks.centre, ranks.spread))
+    with np.errstate(over="ignore"):
+        deviations = (scores - centre) / spread
+    order = np.argsort(np.nan_to_num(deviations, nan=-np.inf), axis=0, kind="stable")
+    return [tuple(findings[place][row] for place in places) for row, places in enumerate(order.T.tolist())]
+
+
+def explanations_of(
+    scores: Array,
+    decisions: Sequence[bool | None],
+    labels: Array | None,
+    findings: Sequence[tuple[Finding, ...]],
+    *,
+    class_names: Sequence[str],
+    threshold: float | None,
+    id_rate: float | None,
+    reduction: str | None,
+) -> list[Explanation]:
+    """One explanation per row; a row whose score is NaN has neither a label nor findings."""
+    explanations = []
+    for row, (score, is_id, found) in enumerate(zip(scores.tolist(), decisions, findings, strict=True)):
+        scored = not math.isnan(score)
+        label = int(labels[row]) if scored and labels is not None else None
+        name = name_of(label, class_names)
+        explanations.append(
+            Explanation(label, name, score, threshold, id_rate, is_id, reduction, found if scored else ())
+        )
+    return explanations
+
+
+def name_of(label: int | None, class_names: Sequence[str]) -> str | None:
+    """The name of a class, if it is known."""
+    return class_names[label] if label is not None and 0 <= label < len(class_names) else None
 
 
 def _named(label: int, class_name: str | None) -> str:

@@ -315,6 +315,7 @@ class Guard(nn.Module):
             forward = self._forward_pass(rows)
             exportable = Exportable(
                 lambda part: self(*part.args, **part.kwargs),
+                lambda part: self.explain(*part.args, **part.kwargs),
                 forward,
                 self.detector,
                 self.threshold,

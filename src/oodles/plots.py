@@ -278,6 +278,47 @@ def stacked_contributions(panels: Mapping[str, tuple[Array, Array]], units: Arra
     return figure
 
 
+def monitored_stream(
+    edges: Array,
+    rates: Array,
+    limits: tuple[Array, Array],
+    expected: float,
+    evidence: Mapping[str, Array],
+    *,
+    alarm_at: float,
+    alarms: Sequence[int],
+) -> Figure:
+    """Share of rejected inputs by window, in percent, with its limits; below, evidence on a logarithmic axis."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        low, high = limits
+        above.stairs(high, edges, baseline=low, fill=True, color=ID_COLOUR, alpha=0.2, label="limits of a window")
+        above.axhline(expected, color=INK, linewidth=1, linestyle="--", label="expected")
+        above.stairs(rates, edges, baseline=None, color=ID_COLOUR, linewidth=1.4, label="rejected")
+        above.set_ylabel("rejected (%)")
+        above.set_ylim(bottom=0)
+        for colour, (name, values) in zip(cycle(OOD_COLOURS), evidence.items(), strict=False):
+            drawn = np.maximum(values, 1.0)  # less is no evidence
+            below.stairs(drawn, edges, baseline=None, color=colour, linewidth=1.4, label=f"evidence: {name}")
+        below.axhline(alarm_at, color=INK, linewidth=1, linestyle=":", label="alarm")
+        below.set_yscale("log")
+        below.set_ylim(bottom=1.0)
+        below.set_ylabel("evidence")
+        below.set_xlabel("inputs")
+        for axis in (above, below):
+            for alarm in alarms:
+                axis.axvline(alarm, color=INK, linewidth=1, alpha=0.7)
+        handles = [axis.get_legend_handles_labels() for axis in (above, below)]
+        figure.legend(
+            [each for found, _ in handles for each in found],
+            [each for _, labels in handles for each in labels],
+            loc="outside lower center",
+            ncols=3,
+        )
+    return figure
+
+
 def check_picture(path: Path) -> None:
     """Raise unless the suffix is that of an image format that can be written."""
     if path.suffix not in PICTURES:

@@ -29,10 +29,12 @@ from oodles.cli.explain import explain
 from oodles.cli.export import export
 from oodles.cli.extract import extract
 from oodles.cli.fit import fit
+from oodles.cli.monitor import monitor
 from oodles.cli.report import report
 from oodles.cli.score import score
 from oodles.cli.select import select
 from oodles.cli.select_p import select_p
+from oodles.cli.serve import serve
 from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import ArgumentError, FitWarning, OodlesError
@@ -47,8 +49,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
-    "wrong), 3 too many inputs are not ID (oodles score --check), 130 interrupted, 1 a bug in oodles (OODLES_DEBUG=1 "
-    "in the environment shows the traceback).",
+    "wrong), 3 a check failed (--check of oodles score and oodles monitor), 130 interrupted, 1 a bug in oodles "
+    "(OODLES_DEBUG=1 in the environment shows the traceback).",
 )
 UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 
@@ -76,7 +78,7 @@ def root(
 
 # in the order in which a user meets them
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, extract, fit, threshold, score, explain, export, bench, report, select, select_p),
+    *(demo, extract, fit, threshold, score, explain, export, serve, monitor, bench, report, select, select_p),
     *(detectors, train, analyze),
 )
 SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do together; train divides its batches itself

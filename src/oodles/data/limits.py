@@ -15,6 +15,10 @@ MAX_BYTES = 4 * MAX_PIXELS
 NOTHING = nullcontext()
 
 
+class TooLargeError(DataError):
+    """An image has more pixels or bytes than are decoded."""
+
+
 class Room:
     """A limit on what all threads hold together: one that wants more waits until others are done.
 
@@ -57,7 +61,7 @@ def regular_size(path: Path, limit: int) -> int:
     if not S_ISREG(found.st_mode):
         raise DataError(f"{path} is not a regular file, but a folder, a pipe or a device")
     if found.st_size > limit:
-        raise DataError(f"{path} has {found.st_size:,} bytes, more than {limit:,}")
+        raise TooLargeError(f"{path} has {found.st_size:,} bytes, more than {limit:,}")
     return found.st_size
 
 

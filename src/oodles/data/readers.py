@@ -21,10 +21,18 @@ from oodles.data.folders import Files, count_by_suffix
 from oodles.data.image_sets import ImageSet as ImageSet
 from oodles.data.image_sets import decode as decode
 from oodles.data.image_sets import first_per_class as first_per_class
-from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, regular_size, unpacked_limit
+from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, TooLargeError, regular_size, unpacked_limit
 from oodles.data.matlab import read_mat
 from oodles.data.pickles import read_pickle
 from oodles.errors import DataError
+
+
+class NotAnImageError(DataError):
+    """A file is not in a format that is read."""
+
+
+class EmptyFileError(DataError):
+    """A file has no content."""
 
 
 def _decodes(feature: str) -> bool:
@@ -206,7 +214,7 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
     def opened(name: str) -> Iterator[Image.Image]:
         member = members[name]
         if member.file_size > MAX_BYTES:
-            raise DataError(f"{member.file_size:,} bytes unpacked, more than {MAX_BYTES:,}")
+            raise TooLargeError(f"{member.file_size:,} bytes unpacked, more than {MAX_BYTES:,}")
         if member.compress_type not in METHODS:
             raise DataError("packed with an unusual method; pack it again with the usual one, deflate")
         with FILE_BYTES.take(member.file_size):
@@ -245,7 +253,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 def open_bytes(content: bytes) -> Iterator[Image.Image]:
     """The same for the content of a file."""
     if len(content) > MAX_BYTES:
-        raise DataError(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
+        raise TooLargeError(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
     with _identify(io.BytesIO(content), len(content)) as image:
         yield image
 
@@ -253,13 +261,13 @@ def open_bytes(content: bytes) -> Iterator[Image.Image]:
 def _identify(file: IO[bytes], size: int) -> Image.Image:
     """The image in a file, with its size and mode checked but no pixel decoded."""
     if size == 0:
-        raise DataError("empty file")
+        raise EmptyFileError("empty file")
     try:
         image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise DataError(f"not an image in a supported format ({', '.join(FORMATS)})") from None
+        raise NotAnImageError(f"not an image in a supported format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
-        raise DataError(f"more than {MAX_PIXELS:,} pixels") from None
+        raise TooLargeError(f"more than {MAX_PIXELS:,} pixels") from None
     check_image(image)
     return image
 
@@ -268,7 +276,7 @@ def check_image(image: Image.Image) -> None:
     """Raise if an image is too large, or would lose bits when it becomes RGB."""
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise DataError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+        raise TooLargeError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
     if image.mode.startswith(("I", "F")):
         raise DataError(f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
 

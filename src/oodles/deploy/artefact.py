@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 
@@ -31,6 +31,7 @@ from oodles.files import (
     Digest,
     Fields,
     Record,
+    checked,
     checksum,
     parse_record,
     read_regular,
@@ -41,7 +42,8 @@ from oodles.files import (
 )
 from oodles.names import printable
 
-KIND, SCHEMA = "exported guard", 1
+KIND, SCHEMA = "exported guard", 2
+WITHOUT_EXPLANATION = 1  # the schema of guards that cannot explain their verdicts, which are read too
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
 MEMBERS = (GRAPH, TENSORS)
 MOST_RECORD_BYTES = 1 << 24
@@ -69,6 +71,14 @@ class _Calibration(Struct, forbid_unknown_fields=True):
     quantiles: Annotated[list[Finite], Meta(min_length=101, max_length=101)]
     edges: Annotated[list[Finite], Meta(min_length=2, max_length=1001)]
     counts: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
+
+
+class _Explanation(Struct, forbid_unknown_fields=True):
+    """What explanations are of: the members of an ensemble or none, and the places of detectors with a sparsifier."""
+
+    reduction: Literal["mean", "min", "fisher"] | None
+    members: Annotated[list[str], Meta(max_length=1000)]
+    sparsified: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1000)]
 
 
 class _Graph(Struct, forbid_unknown_fields=True):
@@ -103,6 +113,7 @@ class _Fields(Fields):
     graph: _Graph
     agreement: _Agreement
     members: dict[Literal["guard.onnx", "detector.safetensors"], _Member]
+    explanation: _Explanation | UnsetType = UNSET  # left out of records that do not have it, whose checksum stays
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,7 @@ def check_free(path: Path, overwrite: bool) -> None:
 def replace_threshold(path: Path, threshold: Record) -> None:
     """Give an exported guard another threshold: its record alone changes, in one atomic step."""
     artefact = read_artefact(path)
-    record = {**artefact.record, "threshold": threshold}
+    record = checked({**artefact.record, "threshold": threshold}, _Fields, path)
     if path.is_dir():
         write_record(path / RECORD, record)
         return
@@ -295,7 +306,7 @@ def _read_file(path: Path, name: str, most: int) -> bytes:
 def _record(path: Path, content: bytes) -> Record:
     source = path / RECORD
     try:
-        record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
+        record = parse_record(content, source, kind=KIND, schema=SCHEMA, older=(WITHOUT_EXPLANATION,), fields=_Fields)
     except FileError as error:  # which may quote a name from the file
         raise FileError(printable(str(error))) from None
     calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
@@ -308,6 +319,7 @@ def _record(path: Path, content: bytes) -> Record:
             and all(np.diff(calibration["edges"]) > 0)
             and all(np.diff(calibration["quantiles"]) >= 0)
         ),
+        "explanation": _can_explain(record),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
     }
@@ -315,6 +327,16 @@ def _record(path: Path, content: bytes) -> Record:
     if wrong is not None:
         raise FileError(f"{source} contradicts itself in {wrong!r}; export the guard again")
     return record
+
+
+def _can_explain(record: Record) -> bool:
+    """Whether what is said of explanations is what a record of its schema says, and makes sense."""
+    known = record.get("explanation")
+    if known is None or record["schema"] == WITHOUT_EXPLANATION:
+        return known is None and record["schema"] == WITHOUT_EXPLANATION
+    places, parts = known["sparsified"], len(known["members"]) or 1
+    in_order = sorted({*places}) == places and all(place < parts for place in places)
+    return in_order and (known["reduction"] is None) == (not known["members"])
 
 
 def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
-from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session, uncropped
+from oodles.deploy.explaining import CONTRIBUTIONS
+from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session
+from oodles.deploy.inputs import uncropped
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
 from oodles.extras import needed_by
 from oodles.files import Record
+from oodles.findings import Explanation
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
 from oodles.persistence import describe_detector
@@ -33,9 +37,10 @@ TEST_SHAPE = (2, 40, 56, 3)  # of the images that a guard is tried on when it is
 
 
 class Exportable(NamedTuple):
-    """The parts of a guard that an export needs; ``answer`` calls the guard."""
+    """The parts of a guard that an export needs; ``answer`` calls the guard, ``explain`` its method of that name."""
 
     answer: Callable[[Inputs], Any]
+    explain: Callable[[Inputs], list[Explanation]]
     forward: ForwardPass
     detector: Detector
     threshold: Threshold
@@ -74,7 +79,8 @@ def export_guard(
         "multilabel": guard.multilabel,
         "preprocessing": guard.preprocessing,
         "inputs": _described(model, tests),
-        "outputs": list(OUTPUTS),
+        "outputs": [output.name for output in model.graph.output],
+        "explanation": graph.described_explanation(guard.detector, guard.forward),
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
@@ -94,7 +100,9 @@ def export_guard(
     tensors = _tensors(guard, tests, session)
     contents = {GRAPH: content, TENSORS: serialise(tensors)}
     with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
-        return ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
+        exported = ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
+        _compare_explanations(guard, rows, exported)
+        return exported
 
 
 def refuse_steps(detector: Detector) -> None:
@@ -168,7 +176,7 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
         answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
         theirs = dict(zip(OUTPUTS, answers, strict=True))
         for name, known in worst.items():
-            gap = _gap(getattr(ours, name), theirs[name])
+            gap = _gap(_array(getattr(ours, name)), theirs[name])
             worst[name] = max(known, gap)
             if not gap <= TOLERANCE:
                 raise ArgumentError(
@@ -189,24 +197,53 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
     return worst
 
 
-def _gap(ours: Tensor, theirs: Any) -> float:
+def _compare_explanations(guard: Exportable, rows: _Rows, exported: ExportedGuard) -> None:
+    """Raise unless the exported guard explains each input by the guard's own numbers."""
+    ours = _numbers(guard.explain(rows.network))
+    images = exported.transform is not None
+    theirs = _numbers(exported.explain(rows.graph[INPUT]) if images else exported.explain(**rows.graph))
+    for name in ours.keys() | theirs.keys():
+        gap = _gap(ours[name], theirs[name]) if name in ours and name in theirs else np.inf
+        if not gap <= TOLERANCE:
+            raise ArgumentError(
+                f"the graph of {guard.detector.spec} does not explain as the guard does, so nothing was written "
+                f"(relative difference {gap:.2g} of the {name}, at most {TOLERANCE:g})"
+            )
+
+
+def _numbers(explanations: Sequence[Explanation]) -> Arrays:
+    """The numbers that explanations consist of, whatever the order of their findings."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for each in explanations:
+        for finding in sorted(each.findings, key=lambda finding: finding.spec):
+            found[f"score of {finding.spec}"].append(finding.score)
+            for part in () if finding.contributions is None else CONTRIBUTIONS:
+                found[f"{part} of {finding.spec}"].append(getattr(finding.contributions, part))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _gap(mine: Any, theirs: Any) -> float:
     """The largest difference of finite values, relative to the largest of them; inf if others are not finite."""
-    mine = ours.detach().cpu().double().numpy()
     finite = np.isfinite(mine)
     if mine.shape != theirs.shape or (finite != np.isfinite(theirs)).any():
         return np.inf
     if not finite.any():
         return 0.0
-    difference = np.abs(mine[finite] - theirs[finite]).max()
+    difference = np.abs(mine[finite].astype(np.float64) - theirs[finite]).max()
     return float(difference / max(float(np.abs(mine[finite]).max()), 1e-2))
 
 
 def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor]:
     """The detector's tensors, the scores of the calibration set, and the test inputs with their answers."""
-    answers = dict(zip(("logits", "score"), session.run(("logits", "score"), tests), strict=True))
-    if not all(np.isfinite(answer).all() for answer in answers.values()):
+    names = [
+        each.name for each in session.get_outputs() if each.name in ("logits", "score") or each.name not in OUTPUTS
+    ]
+    answers = dict(zip(names, session.run(names, tests), strict=True))
+    if not all(np.isfinite(answers[name]).all() for name in ("logits", "score")):
         raise ArgumentError(f"{guard.detector.spec} gives no finite score for noise, on which an export is tried")
-    kept = {name: tensor for name, tensor in guard.detector.state_dict().items() if tensor.dtype != torch.bfloat16}
+    # NumPy has no bfloat16
+    state = guard.detector.state_dict().items()
+    kept = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state}
     if guard.threshold.id_scores is not None:
         kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
     kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}

@@ -1,22 +1,24 @@
 """``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from oodles.calibration import Threshold
-from oodles.data.image_sets import decode
-from oodles.data.limits import PIXELS
-from oodles.data.readers import check_image, open_bytes, open_image
+from oodles.calibration import Threshold, are_kept_scores
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.deploy.explaining import Explainer
+from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.extras import needed_by
-from oodles.files import Record
+from oodles.fields import ThresholdFields
+from oodles.files import Record, checksum
+from oodles.findings import Explanation, explanations_of
 from oodles.names import printable
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ INPUT, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_te
 BATCH = 64  # rows that the graph is given at a time
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # as onnxruntime calls them; others by their names
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
+KINDS = {"label": ("tensor(int64)",), "is_id": ("tensor(bool)",)}  # of outputs; the others are floats
 DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Array = npt.NDArray[Any]
 
@@ -62,13 +66,14 @@ class ExportedGuard:
         self.record: Record = artefact.record
         self.class_names: tuple[str, ...] = tuple(artefact.record["class_names"])
         self.detector: str = artefact.record["spec"]
-        self.threshold = Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
+        self.threshold = threshold_of(artefact)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
         self._session = self._start(artefact.graph, device, threads)
+        self._asked_alone = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
-        with np.errstate(over="ignore"):
-            self._limit = {THRESHOLD: np.asarray(self.threshold.value, _threshold_type(self._session))}
+        self._limit = self._limit_of(self.threshold)
+        self._explainer = Explainer.of(artefact)
         self._check_graph()
         self._test(artefact.arrays)
 
@@ -83,42 +88,113 @@ class ExportedGuard:
 
     def __call__(self, *inputs: Any, **named: Any) -> ExportedVerdict:
         """Label, probability, score, p-value and decision for each input."""
-        if self.transform is None:
-            return self._run(self._named(inputs, named))
-        if len(inputs) != 1 or named:
-            raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
-        (given,) = inputs
-        if isinstance(given, np.ndarray) and given.ndim == 4:
-            return self._run({INPUT: _checked_pixels(given)})
-        alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
-        prepared = [_prepared(picture, self.transform) for picture in ([given] if alone else given)]
-        if not prepared:
-            raise DataError("the guard was given no images; give at least one")
-        return self.judge(np.stack(prepared))
+        return self._run(self.arrays(*inputs, **named))
 
-    def judge(self, pixels: npt.NDArray[np.uint8]) -> ExportedVerdict:
-        """The same for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``."""
+    def explain(self, *inputs: Any, **named: Any) -> list[Explanation]:
+        """Why each input is accepted or rejected: what :meth:`oodles.Guard.explain` says, up to rounding.
+
+        The arguments are those of a call. Training rows are not named: ``neighbours`` is empty, since an exported
+        guard must not give away training data.
+        """
+        return self.with_explanations(*inputs, **named)[1]
+
+    def with_explanations(self, *inputs: Any, **named: Any) -> tuple[ExportedVerdict, list[Explanation]]:
+        """The verdict and its explanations from one run of the graph."""
+        return self._run_explained(self.arrays(*inputs, **named))
+
+    @overload
+    def judge(self, pixels: npt.NDArray[np.uint8], explain: Literal[False] = False) -> ExportedVerdict: ...
+    @overload
+    def judge(
+        self, pixels: npt.NDArray[np.uint8], explain: Literal[True]
+    ) -> tuple[ExportedVerdict, list[Explanation]]: ...
+    def judge(
+        self, pixels: npt.NDArray[np.uint8], explain: bool = False
+    ) -> ExportedVerdict | tuple[ExportedVerdict, list[Explanation]]:
+        """The verdict for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``.
+
+        With ``explain`` also the explanations, from the same run of the graph.
+        """
         if self.transform is None:
             raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
-        return self._run({INPUT: uncropped(pixels, self.transform)})
+        given = {INPUT: uncropped(pixels, self.transform)}
+        return self._run_explained(given) if explain else self._run(given)
+
+    def answer(self, arrays: Arrays, *, explain: bool = False) -> tuple[ExportedVerdict, list[Explanation] | None]:
+        """The verdict for what :meth:`arrays` gives, and with ``explain`` the explanations, from one run."""
+        return self._run_explained(arrays) if explain else (self._run(arrays), None)
+
+    def with_threshold(self, threshold: Threshold) -> "ExportedGuard":
+        """The same guard with another threshold; the two share the graph, and neither changes the other.
+
+        P-values are still those among the scores of the calibration set that the guard was exported with. To change
+        the files too, see :func:`oodles.deploy.artefact.replace_threshold`.
+        """
+        about = threshold.as_record()
+        try:
+            msgspec.convert(about, ThresholdFields)
+        except msgspec.ValidationError as error:
+            raise ArgumentError(f"{threshold} cannot be the threshold of a guard: {error}") from None
+        other = copy.copy(self)
+        other.threshold = Threshold(**about, id_scores=self.threshold.id_scores)
+        other._limit = self._limit_of(other.threshold)
+        if not np.isfinite(other._limit[THRESHOLD]):
+            raise ArgumentError(f"{threshold} cannot be the threshold of {self.path}, whose scores are float32")
+        other.record = {**self.record, "threshold": about}
+        other.identity = checksum(other.record)
+        return other
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members of an ensemble as text; () if the detector is none, or if it was exported without them."""
+        return () if self._explainer is None or self._explainer.ranks is None else self._explainer.specs
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
         return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
 
     def _run(self, given: Arrays) -> ExportedVerdict:
-        rows = len(next(iter(given.values())))
-        parts = [
-            self._answers({name: part[start : start + BATCH] for name, part in given.items()})
-            for start in range(0, rows, BATCH)
-        ]
-        return ExportedVerdict(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        return ExportedVerdict(**self._answers(given, OUTPUTS))
 
-    def _answers(self, given: Arrays) -> list[Array]:
+    def _run_explained(self, given: Arrays) -> tuple[ExportedVerdict, list[Explanation]]:
+        if self._explainer is None:
+            raise FileError(f"{self.path} was exported without what an explanation needs; export the guard again")
+        answers = self._answers(given, self._every_output())
+        verdict = ExportedVerdict(*(answers[name] for name in OUTPUTS))
+        explanations = explanations_of(
+            verdict.score,
+            verdict.is_id.tolist(),
+            verdict.label,
+            self._explainer.findings(verdict.score, answers),
+            class_names=self.class_names,
+            threshold=self.threshold.value,
+            id_rate=self.threshold.id_rate,
+            reduction=self._explainer.reduction,
+        )
+        return verdict, explanations
+
+    def _every_output(self) -> tuple[str, ...]:
+        return OUTPUTS if self._explainer is None else (*OUTPUTS, *self._explainer.outputs)
+
+    def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
+        """The outputs of these names, for all rows."""
+        rows = len(next(iter(given.values())))
+        batches = [
+            {name: part[start : start + BATCH] for name, part in given.items()} for start in range(0, rows, BATCH)
+        ]
+        parts = zip(*(self._batch(batch, names) for batch in batches), strict=True)
+        return {name: np.concatenate(part) for name, part in zip(names, parts, strict=True)}
+
+    def _batch(self, given: Arrays, names: Sequence[str]) -> list[Array]:
         try:
-            answers: list[Array] = self._session.run(OUTPUTS, given | self._limit)
+            answers: list[Array] = self._session.run(names, given | self._limit, self._asked_alone)
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
+        rows = len(next(iter(given.values())))
+        if any(answer.shape[:1] != (rows,) for answer in answers):
+            raise DataError(
+                f"the guard {self.path} does not give one answer for each of {rows} inputs; export it again"
+            )
         return answers
 
     def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
@@ -127,7 +203,20 @@ class ExportedGuard:
         except FileError as error:
             raise FileError(f"{self.path}: {error}") from None
 
+    def _limit_of(self, threshold: Threshold) -> Arrays:
+        """The threshold as the graph takes it."""
+        with np.errstate(over="ignore"):
+            return {THRESHOLD: np.asarray(threshold.value, _threshold_type(self._session))}
+
     # Inputs -------------------------------------------------------------------------------------
+
+    def arrays(self, *inputs: Any, **named: Any) -> Arrays:
+        """The arguments of a call as the graph takes them, checked; rows of equal shapes can be stacked."""
+        if self.transform is None:
+            return self._named(inputs, named)
+        if len(inputs) != 1 or named:
+            raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
+        return {INPUT: pixels_of(inputs[0], self.transform)}
 
     def _named(self, inputs: Sequence[Any], named: dict[str, Any]) -> Arrays:
         """The model's inputs by name, with the types and shapes that the graph takes."""
@@ -139,7 +228,7 @@ class ExportedGuard:
         given |= named
         if repeated or given.keys() != self._inputs.keys():
             raise ArgumentError(f"the guard takes {', '.join(wanted)}, each once; got {', '.join(given) or 'nothing'}")
-        arrays = {name: _fitting(np.asarray(value), self._inputs[name]) for name, value in given.items()}
+        arrays = {name: fitting(np.asarray(value), self._inputs[name]) for name, value in given.items()}
         counts = {name: len(value) for name, value in arrays.items()}
         if len({*counts.values()}) != 1 or 0 in counts.values():
             raise DataError(f"the guard's inputs need the same number of rows, at least one; got {counts}")
@@ -151,12 +240,14 @@ class ExportedGuard:
         """Raise unless the graph takes and gives what the record says."""
         takes = {each.name: _described(each) for each in self._session.get_inputs()}
         default = {each.name for each in self._session.get_overridable_initializers()}
-        gives = [each.name for each in self._session.get_outputs()]
-        logits = self._session.get_outputs()[0].shape
+        shapes = {each.name: each.shape for each in self._session.get_outputs()}
+        logits, explainer = next(iter(shapes.values())), self._explainer
         consistent = (
             takes == self._inputs,
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
-            tuple(gives) == tuple(self.record["outputs"]) == OUTPUTS,
+            tuple(shapes) == tuple(self.record["outputs"]) == self._every_output(),
+            explainer is None or explainer.fits(shapes),
+            all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
         )
         if not all(consistent):
@@ -168,27 +259,28 @@ class ExportedGuard:
     def _test(self, arrays: Arrays) -> None:
         """Raise unless the answers to the test inputs are those of the machine that exported the guard."""
         given = {name: arrays.get(TEST + name) for name in self._inputs}
-        expected = {name: arrays.get(f"{TEST}output.{name}") for name in ("logits", "score")}
+        tested = ("logits", "score", *(() if self._explainer is None else self._explainer.outputs))
+        expected = {name: arrays.get(f"{TEST}output.{name}") for name in tested}
         if any(part is None for part in (*given.values(), *expected.values())):
             raise FileError(f"{self.path} has no test inputs; export the guard again")
         try:
             inputs = {name: np.asarray(value) for name, value in given.items()}
-            runs = [self._run(inputs)]
+            runs = [self._answers(inputs, self._every_output())]
             if self.transform is not None:
-                runs.append(self(list(inputs[INPUT])))
-            for verdict in runs:
-                self._compare(verdict, {name: np.asarray(value) for name, value in expected.items()})
+                runs.append(self(list(inputs[INPUT]))._asdict())
+            for answers in runs:
+                self._compare(answers, {name: np.asarray(value) for name, value in expected.items()})
         except FileError:
             raise
         except Exception as error:  # of arrays that are not what they should be
             raise FileError(f"{self.path} cannot run its test inputs: {_reason(error)}") from None
 
-    def _compare(self, verdict: ExportedVerdict, expected: Arrays) -> None:
-        """Raise unless the logits and scores are the expected ones, and p-values and decisions follow from them."""
-        gaps = {name: _relative_gap(getattr(verdict, name), answer) for name, answer in expected.items()}
+    def _compare(self, answers: Arrays, expected: Arrays) -> None:
+        """Raise unless all answers are the expected ones, and p-values and decisions follow from the scores."""
+        gaps = {name: _relative_gap(answers[name], other) for name, other in expected.items() if name in answers}
         if self.threshold.id_scores is not None:
-            gaps["p_value"] = _relative_gap(verdict.p_value, self.threshold.p_values(verdict.score))
-        gaps["is_id"] = _relative_gap(verdict.is_id, verdict.score >= self._limit[THRESHOLD])
+            gaps["p_value"] = _relative_gap(answers["p_value"], self.threshold.p_values(answers["score"]))
+        gaps["is_id"] = _relative_gap(answers["is_id"], answers["score"] >= self._limit[THRESHOLD])
         for name, gap in gaps.items():
             if not gap <= SAME:
                 raise FileError(
@@ -219,6 +311,15 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
         raise FileError(f"onnxruntime refuses the graph: {_reason(error)}") from None
 
 
+def run_options() -> "onnxruntime.RunOptions":
+    """With these a graph computes the outputs that are asked for, and nothing else."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = True
+    return options
+
+
 def _reason(error: Exception) -> str:
     """An error of a library in one line; it may quote names from the file, which are shown as escapes."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -237,31 +338,19 @@ def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
     return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
 
 
+def threshold_of(artefact: Artefact) -> Threshold:
+    """The threshold of an exported guard with the scores of its calibration set; its graph is not run."""
+    return Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
+
+
 def _id_scores(artefact: Artefact) -> Array | None:
     """The scores of the calibration set, which the record summarises."""
     scores, summary = artefact.arrays.get(ID_SCORES), artefact.record["calibration"]
     if scores is None and summary is None:
         return None
-    if scores is None or summary is None or not _usable(scores) or not _summarises(summary, scores):
+    if scores is None or summary is None or not are_kept_scores(scores) or not _summarises(summary, scores):
         raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
     return scores
-
-
-def uncropped(pixels: Array, transform: Transform) -> Array:
-    """Prepared images ``(n, 3, size, size)`` as the graph takes them, ``(n, resize, resize, 3)``.
-
-    It resizes and crops by itself: with this margin there is nothing to resize, and the margin is cut off.
-    """
-    size, side = transform.size, transform.resize
-    start = round((side - size) / 2)
-    whole = np.zeros((len(pixels), side, side, 3), np.uint8)
-    whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
-    return whole
-
-
-def _usable(scores: Array) -> bool:
-    numbers = scores.ndim == 1 and scores.size > 0 and scores.dtype.kind == "f"
-    return bool(numbers and np.isfinite(scores).all() and (np.diff(scores) >= 0).all())
 
 
 def _summarises(summary: Record, scores: Array) -> bool:
@@ -272,54 +361,11 @@ def _summarises(summary: Record, scores: Array) -> bool:
     return bool(counts.tolist() == summary["counts"] and np.allclose(quantiles, summary["quantiles"], 0, rounding))
 
 
-def _pixels(given: Any, transform: Transform) -> Array:
-    """One image or several as uint8 ``(n, height, width, 3)``; an array of that shape is left to the graph."""
-    if isinstance(given, np.ndarray) and given.ndim == 4:
-        return _checked_pixels(given)
-    alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
-    pictures = [given] if alone else list(given)
-    if not pictures:
-        raise DataError("the guard was given no images; give at least one")
-    return np.stack([_prepared(picture, transform) for picture in pictures])
-
-
-def _prepared(picture: Any, transform: Transform) -> Array:
-    """One image, resized and cropped as the training images were."""
-    if isinstance(picture, bytes | str | Path):
-        opened = open_bytes(picture) if isinstance(picture, bytes) else open_image(Path(picture))
-        with opened as image, PIXELS.take(transform.pixels(*image.size)):
-            return transform(decode(image))
-    if isinstance(picture, np.ndarray):
-        picture = Image.fromarray(_checked_pixels(picture[None])[0])
-    if not isinstance(picture, Image.Image):
-        kind = type(picture).__name__
-        raise DataError(f"an image is a path, bytes, a Pillow image or a uint8 array, got {kind}")
-    check_image(picture)
-    return transform(decode(picture))
-
-
-def _checked_pixels(pixels: Array) -> Array:
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
-        raise DataError(
-            f"pixels are uint8 (n, height, width, 3) in RGB, got {pixels.dtype} {pixels.shape}; give values from 0 to "
-            "255 with the channels last"
-        )
-    return pixels
-
-
-def _fitting(value: Array, wanted: Record) -> Array:
-    """An input as the graph takes it: lists of numbers may be converted, arrays must have the right type."""
-    kind, shape = np.dtype(wanted["dtype"]), wanted["shape"]
-    fits = value.ndim == len(shape) and all(size in (None, own) for size, own in zip(shape, value.shape, strict=True))
-    if not fits or not np.can_cast(value.dtype, kind, "same_kind"):
-        shown = ", ".join("any" if size is None else str(size) for size in shape)
-        raise DataError(f"{wanted['name']} must be {kind} ({shown}), got {value.dtype} {value.shape}")
-    return np.ascontiguousarray(value, kind)
-
-
 def _relative_gap(found: Array, expected: Array) -> float:
+    """The largest difference, relative to the largest finite number; a member of an ensemble may score -inf."""
     if found.shape != expected.shape:
         return np.inf
     other = expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        return float(np.abs(found - other).max() / max(float(np.abs(other).max()), 1e-2))
+        difference = np.where(found == other, 0.0, np.abs(found - other))
+        return float(difference.max() / np.abs(other[np.isfinite(other)]).max(initial=1e-2))

@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform
+from oodles.deploy.explaining import output_names
 from oodles.deploy.exported import OUTPUTS, THRESHOLD
 from oodles.deploy.preprocessing import IMAGES, preprocessing_graph
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
+from oodles.detectors.ensemble import RankEnsemble
 from oodles.errors import ArgumentError
+from oodles.explanation import explained_parts, is_sparsified, shaped_rows, split
+from oodles.files import Record
 from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
 
@@ -30,8 +34,23 @@ PREFIX = "preprocessing/"
 MOST_BYTES = (1 << 31) - (1 << 20)  # of a Protocol Buffers message
 
 
+def described_explanation(detector: Detector, forward: ForwardPass) -> Record:
+    """What the graph of a guard explains, as the record of an exported guard says it."""
+    parts, ensemble = explained_parts(detector), isinstance(detector, RankEnsemble)
+    known_head = forward.feature_head() is not None
+    return {
+        "reduction": detector.reduction if isinstance(detector, RankEnsemble) else None,
+        "members": [part.spec for part in parts] if ensemble else [],
+        "sparsified": [place for place, part in enumerate(parts) if known_head and is_sparsified(part)],
+    }
+
+
 class GuardGraph(nn.Module):
     """What a guard computes for one batch, without the checks that look at numbers."""
+
+    detector: Detector
+    weight: Tensor
+    bias: Tensor
 
     def __init__(
         self, forward: ForwardPass, detector: Detector, threshold: Threshold, names: Sequence[str], multilabel: bool
@@ -46,9 +65,15 @@ class GuardGraph(nn.Module):
         self.like = next((each for each in detector.buffers() if each.is_floating_point()), torch.empty(0))
         scores = None if threshold.id_scores is None else torch.from_numpy(threshold.id_scores.copy())
         self.register_buffer("id_scores", scores)
+        explanation, head = described_explanation(detector, forward), forward.feature_head()
+        self.outputs = (*OUTPUTS, *output_names(explanation))
+        self._sparsified: list[int] = explanation["sparsified"]
+        if head is not None and self._sparsified:
+            self.register_buffer("weight", head.weight.detach())
+            self.register_buffer("bias", head.full_bias().detach())
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """The outputs by their names in ``OUTPUTS``; the last of ``values`` is the threshold, the others are inputs."""
+        """The outputs in the order of ``outputs``; the last of ``values`` is the threshold, the others are inputs."""
         *given, threshold = values
         by_position = len(given) - len(self._names)
         named = dict(zip(self._names, given[by_position:], strict=True))
@@ -58,13 +83,29 @@ class GuardGraph(nn.Module):
             columns[name].to(like) if name in columns else output.new_empty(output.shape[0], 0).to(like)
             for name in self._columns
         ]
-        score = self.detector(*used)
+        of_members: tuple[Tensor, ...] = ()
+        if isinstance(self.detector, RankEnsemble):
+            members = self.detector.member_scores(*used)
+            score, of_members = self.detector.combined(members), (members.T.float(),)
+        else:
+            score = self.detector(*used)
         # NaN for a row with a value that is not finite: zero times such a value is NaN
         score = score + sum((column * 0).sum(dim=1) for column in (*used, score[:, None]))
         logits = columns["logits"].float()
         label, probability = logits.argmax(dim=1), label_probability(logits, multilabel=self._multilabel)
         is_id = (score >= threshold) & (score < math.inf)
-        return output, label, probability, score, self._p_values(score), is_id
+        verdict = output, label, probability, score, self._p_values(score), is_id
+        return *verdict, *of_members, *self._contributions(used[INPUTS.index("embedding")], label)
+
+    def _contributions(self, embedding: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        """What units add to the logit of the predicted class, for each detector that sparsifies the head."""
+        parts = explained_parts(self.detector)
+        found = [
+            split(part, self.weight, self.bias, shaped_rows(part, embedding), label)
+            for part in (parts[place] for place in self._sparsified)
+            if is_sparsified(part)
+        ]
+        return tuple(torch.stack(each, dim=1).float() for each in zip(*found, strict=True))
 
     def _p_values(self, score: Tensor) -> Tensor:
         known = self.id_scores
@@ -127,7 +168,7 @@ def tensor_inputs(inputs: Inputs) -> tuple[list[str], list[Tensor]]:
     return [name.replace(" ", "_") for name in given], list(given.values())
 
 
-def _convert(module: nn.Module, values: tuple[Tensor, ...], names: list[str]) -> onnx.ModelProto:
+def _convert(module: GuardGraph, values: tuple[Tensor, ...], names: list[str]) -> onnx.ModelProto:
     """torch's own conversion, with a number of rows that is left open, and of tokens too if there are any."""
     rows = torch.export.Dim.DYNAMIC
     shapes: list[Any] = [
@@ -143,7 +184,7 @@ def _convert(module: nn.Module, values: tuple[Tensor, ...], names: list[str]) ->
                 values,
                 dynamo=True,
                 input_names=names,
-                output_names=list(OUTPUTS),
+                output_names=list(module.outputs),
                 dynamic_shapes=((*shapes, None),),
                 opset_version=OPSET,
                 external_data=False,

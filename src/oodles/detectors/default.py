@@ -100,12 +100,14 @@ class DefaultEnsemble(RankEnsemble):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
+        self._used = self.signed if self._suits_signed(statistics) else self.detectors
+        super().learn(statistics, head)
+
+    def _suits_signed(self, statistics: Statistics) -> bool:
         rows = torch.cat([statistics[name].rows() for name in (HELD_OUT, LEARNED)])
         if len(rows) < FEWEST_ROWS:
             raise DataError(f"{self.spec} was given {len(rows)} rows; it needs at least {FEWEST_ROWS}")
-        signed = self.signed and "embedding" in self._ranked() and is_signed(rows[:, : self._seen[0]])
-        self._used = self.signed if signed else self.detectors
-        super().learn(statistics, head)
+        return bool(self.signed) and "embedding" in self._ranked() and is_signed(rows[:, : self._seen[0]])
 
     @override
     def learn_member(self, member: Detector, statistics: Statistics, head: Head) -> None:

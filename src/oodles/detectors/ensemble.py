@@ -184,10 +184,19 @@ class RankEnsemble(NetworkDetector):
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        return self.combined(self.member_scores(embedding, logits, *others))
+
+    def member_scores(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        """The scores of the members ``(members, n)``; the arguments are those of :meth:`forward`."""
         columns = dict(zip((*INPUTS, *extra_columns(self)), (embedding, logits, *others), strict=True))
         members = self.scoring_members()
-        scores = [member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in members]
-        deviations = self.deviations(torch.stack(scores))
+        return torch.stack(
+            [member(*(columns[name] for name in (*INPUTS, *extra_columns(member)))) for member in members]
+        )
+
+    def combined(self, scores: Tensor) -> Tensor:
+        """One score ``(n,)`` from those of the members ``(members, n)``."""
+        deviations = self.deviations(scores)
         if self.reduction == "mean":
             ranks: Tensor = torch.special.ndtr(deviations)
             return ranks.mean(dim=0)

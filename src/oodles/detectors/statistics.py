@@ -278,7 +278,8 @@ class RowSample:
 
     def _keep(self, rows: list[Tensor], keys: list[Tensor]) -> None:
         self._rows, self._keys = [*self._rows, *rows], [*self._keys, *keys]
-        if sum(map(len, self._rows)) > 2 * self.limit:
+        # rarely enough, since fewer and fewer rows pass the bound, and with little memory beyond the sample's own
+        if sum(map(len, self._rows)) > self.limit + self.limit // 4:
             self._truncate()
 
     def _truncate(self) -> None:

@@ -1,0 +1,271 @@
+"""``oodles monitor``."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from oodles.cli.checks import check_guard, check_number
+from oodles.cli.common import JsonOption, KeyOption, notice, say
+from oodles.cli.guards import is_exported_guard, load_saved
+from oodles.errors import ArgumentError, DataError, FileError
+
+if TYPE_CHECKING:
+    from oodles.calibration import Threshold
+    from oodles.monitor import AlertRule, Monitor, Webhook
+
+RESULTS = (".jsonl", ".csv", ".parquet")
+CHECK_FAILED = 3  # the exit code
+EVERY, MINIMUM, COOLDOWN, ERROR, WINDOW = 1_000_000, 100, 10_000, 0.01, 200
+MOST_WINDOWS = 150  # of a chart whose window was not given
+
+
+def monitor(
+    results: Annotated[
+        list[Path] | None,
+        Argument(
+            metavar="[RESULTS]...",
+            help="Files of oodles score (.jsonl, .csv, .parquet), in the order in which the inputs came.",
+            show_default=False,
+        ),
+    ] = None,
+    guard: Annotated[
+        str | None,
+        Option(
+            help="The guard that scored them: exported, or a folder made by oodles fit. With --write-rules: the name "
+            "of a guard of the service. Default there: all."
+        ),
+    ] = None,
+    out: Annotated[Path | None, Option(help="Draw the chart: .png, .svg or .pdf.")] = None,
+    state: Annotated[
+        Path | None,
+        Option(help="Continue from this file if it exists, and write it at the end: one file per day, one state."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        Option(help="Results of oodles score on the calibration images, to compare the predicted classes with."),
+    ] = None,
+    false_alarm_every: Annotated[
+        int | None,
+        Option(help=f"At most one false alarm in this many inputs on average. Default: {EVERY:,}. Fewer: earlier."),
+    ] = None,
+    minimum: Annotated[int | None, Option(help=f"No alarm before this many inputs. Default: {MINIMUM}.")] = None,
+    cooldown: Annotated[
+        int | None,
+        Option(help=f"An alarm stands until this many inputs bring no new evidence. Default: {COOLDOWN:,}."),
+    ] = None,
+    error: Annotated[
+        float | None,
+        Option(help=f"Probability that the calibration set misleads, or the test of all inputs. Default: {ERROR}."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        Option(help=f"Inputs per point of the chart. Default: {WINDOW}, or more so that everything fits."),
+    ] = None,
+    check: Annotated[
+        bool,
+        Option("--check", help="Exit with code 3 if there was an alarm, or if all inputs together differ."),
+    ] = False,
+    webhook: Annotated[str | None, Option(help="Send each alarm as JSON to this address, http:// or https://.")] = None,
+    write_rules: Annotated[
+        Path | None,
+        Option(
+            help="Write alert rules for Prometheus, about the metrics of oodles serve, to this file and do no more."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    key: KeyOption = None,
+) -> None:
+    """Say whether inputs are still like the calibration set, from results of oodles score: no labels, no times.
+
+    A guard rejects some ID inputs too, and how many is known only as well as its calibration set is large. An alarm
+    means that more are rejected, or have low scores, than that explains. Windows of the chart have limits
+    for one look each; alarms are corrected for looking all the time. docs/monitoring.md says what is promised.
+
+    Exit codes: 0; 3 if --check fails; 2 if the command is refused.
+
+    Example: oodles monitor monday.jsonl tuesday.jsonl --guard guard.zip --out chart.png --check
+    """
+    paths = results or []
+    if write_rules is not None:
+        replaying = (paths, out, state, reference, webhook, check, as_json, key, window)
+        _write_rules(write_rules, guard, any(bool(each) for each in replaying), minimum)
+        return
+    _check_paths(paths, guard, out, state, reference)
+    check_number("--window", window, most=10**6)
+
+    from oodles.monitor import AlertRule, Webhook
+
+    rule = None  # that of the state, or the usual one
+    if (false_alarm_every, minimum, cooldown, error) != (None,) * 4:
+        rule = AlertRule(
+            false_alarm_every=EVERY if false_alarm_every is None else false_alarm_every,
+            minimum=MINIMUM if minimum is None else minimum,
+            cooldown=COOLDOWN if cooldown is None else cooldown,
+            error=ERROR if error is None else error,
+        )
+    sender = None if webhook is None else Webhook(webhook, lambda text: notice(text, "[yellow]warning[/yellow]"))
+    watched = _open(paths, Path(guard or ""), state, reference, rule, window, key)
+    _replay(watched, paths, sender, Path(guard or "").name)
+    if state is not None:
+        watched.save(state)
+    if out is not None:
+        from oodles.monitor.chart import draw
+        from oodles.plots import save_figure
+
+        save_figure(draw(watched), out)
+    _print(watched, as_json, out)
+    if check and (watched.raised or watched.differs):
+        found = f"{watched.raised} alarms" if watched.raised != 1 else "1 alarm"
+        notice(f"check failed: {found if watched.raised else 'the inputs differ from the calibration set'}")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _write_rules(path: Path, guard: str | None, replaying: bool, minimum: int | None) -> None:
+    if replaying:
+        raise ArgumentError("--write-rules writes a file for Prometheus and reads no results; give only --guard NAME")
+    if path.is_dir():
+        raise ArgumentError(f"--write-rules {path} is a folder; give the name of a file, such as oodles.rules.yml")
+    check_number("--minimum", minimum)
+
+    from oodles.monitor.prometheus import write_rules
+
+    write_rules(path, guard, minimum=MINIMUM if minimum is None else minimum)
+    notice(f"alert rules written to {path}; name it under rule_files in Prometheus")
+
+
+def _check_paths(
+    results: Sequence[Path], guard: str | None, out: Path | None, state: Path | None, reference: Path | None
+) -> None:
+    if not results:
+        raise ArgumentError("oodles monitor needs results; give files that oodles score wrote, in order")
+    if guard is None:
+        raise ArgumentError("oodles monitor needs the guard that scored the inputs; give it with --guard")
+    for path in [*results, *filter(None, [reference])]:
+        if path.suffix.lower() not in RESULTS:
+            raise ArgumentError(f"{path} must end in {', '.join(RESULTS)}; give files that oodles score wrote")
+        if not path.is_file():
+            raise FileError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+    if not is_exported_guard(Path(guard)):
+        check_guard(Path(guard))
+    for name, written in (("--out", out), ("--state", state)):
+        if written is not None and written.is_dir():
+            raise ArgumentError(f"{name} {written} is a folder; give the name of a file")
+    if out is not None:
+        from oodles.plots import check_picture
+
+        check_picture(out)
+
+
+def _open(
+    results: Sequence[Path],
+    guard: Path,
+    state: Path | None,
+    reference: Path | None,
+    rule: "AlertRule | None",
+    window: int | None,
+    key: Path | None,
+) -> "Monitor":
+    """A monitor for the guard, new or continued."""
+    from oodles.monitor import Monitor
+    from oodles.monitor.replay import count_classes
+    from oodles.results.reading import read_rows
+
+    threshold, classes, identity = _guard(guard, key)
+    for path in results:
+        _check_job(path, identity)
+    counts = None if reference is None else count_classes(read_rows(reference))
+    if state is not None and state.exists():
+        known = Monitor.load(
+            state, threshold=threshold, classes=classes, guard=identity, rule=rule, class_counts=counts
+        )
+        if window is not None and window != known.window:
+            raise ArgumentError(f"--window {window}: {state} has windows of {known.window}; leave it out")
+        return known
+    size = window
+    if size is None:
+        size = WINDOW if state is not None else max(WINDOW, -(-sum(map(_count_rows, results)) // MOST_WINDOWS))
+    return Monitor(threshold, classes=classes, guard=identity, rule=rule, window=size, class_counts=counts)
+
+
+def _guard(guard: Path, key: Path | None) -> "tuple[Threshold, tuple[str, ...], str]":
+    """Threshold, names of the classes and identity of a guard; its model is not needed."""
+    if not is_exported_guard(guard):
+        saved = load_saved(guard, key)
+        return saved.threshold, saved.class_names, saved.identity
+    if key is not None:
+        raise ArgumentError(f"{guard} is exported and has no key; leave out --key")
+    from oodles.deploy.artefact import read_artefact
+    from oodles.deploy.exported import threshold_of
+
+    artefact = read_artefact(guard)
+    return threshold_of(artefact), tuple(artefact.record["class_names"]), artefact.identity
+
+
+def _check_job(path: Path, identity: str) -> None:
+    """Raise if results say that another guard made them."""
+    from oodles.results.jobs import job_path, read_job
+
+    if job_path(path).is_file() and read_job(path)[0].guard != identity:
+        raise DataError(
+            f"{path} was made with another guard, or with another threshold of this one; give the guard that scored it"
+        )
+
+
+def _count_rows(path: Path) -> int:
+    """How many rows a file has, without understanding them."""
+    if path.suffix.lower() == ".parquet":
+        from oodles.results.reading import read_rows
+
+        return sum(1 for _ in read_rows(path))
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _replay(watched: "Monitor", paths: Sequence[Path], sender: "Webhook | None", name: str) -> None:
+    from oodles.monitor.replay import replay
+
+    for path in paths:
+        for alert in replay(watched, path):
+            notice(f"at input {alert.since:,}: {alert.message}", "[bold red]alarm[/bold red]")
+            if sender is not None:
+                sender.send(alert, name)
+    if sender is not None:
+        sender.wait()
+
+
+def _print(watched: "Monitor", as_json: bool, out: Path | None) -> None:
+    """The summary."""
+    status = watched.status()
+    if as_json:
+        typer.echo(json.dumps({**status, "raised": [each.as_record() for each in watched.alerts]}, indent=1))
+        return
+    for name, text in _summary(watched, status):
+        say(f"{name:<12} {text}")
+    if out is not None:
+        say(f"{'chart':<12} {out}")
+
+
+def _summary(watched: "Monitor", status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    expected, evidence, scores = status["expected"], status["evidence"], status["scores"]
+    yield "inputs", f"{status['inputs']:,}" + (f", {status['errors']:,} with an error" if status["errors"] else "")
+    if status["rate"] is not None:
+        bounds = f"expected {expected['rate']:.2%}, at most {expected['upper']:.2%} of ID inputs"
+        yield "rejected", f"{status['rate']:.2%}; {bounds}"
+    known = {name.replace("_", "-"): evidence[name] for name in ("rejections", "p_values")}
+    shown = [f"{name} {value:.3g}" for name, value in known.items() if value is not None]
+    yield "evidence", f"{', '.join(shown)}; an alarm at {evidence['alarm_at']:.3g}"
+    verdict = "differ from" if watched.differs else "agree with"
+    yield "all inputs", f"{verdict} the calibration set, by a test with an error of at most {watched.rule.error:g}"
+    if scores is not None and scores["distance"] is not None:
+        yield (
+            "scores",
+            f"distance {scores['distance']:.3f} from the calibration set, by chance up to {scores['limit']:.3f}",
+        )
+    if status["class_distance"] is not None:
+        yield "classes", f"shares differ from the reference by {status['class_distance']:.1%} in all"
+    alert = watched.alert
+    yield "alarms", f"{watched.raised}" + ("" if alert is None else f", one stands since input {alert.since:,}")

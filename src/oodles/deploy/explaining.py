@@ -1,0 +1,96 @@
+"""From what an exported guard's graph computes to explanations, with NumPy alone.
+
+The graph has outputs for it after those of a verdict: ``member_score`` ``(n, members)`` of an ensemble, and of the
+``s`` detectors that sparsify the head ``kept`` and ``dropped`` ``(n, s, units)``, ``bias`` and ``factor`` ``(n, s)``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from oodles.deploy.artefact import Arrays, Artefact
+from oodles.errors import FileError
+from oodles.files import Record
+from oodles.findings import Contributions, Finding, Ranks, findings_of, most_sceptical_first
+
+MEMBER_SCORE, CONTRIBUTIONS = "member_score", ("kept", "dropped", "bias", "factor")
+RANKS = ("reference_", "centre_", "spread_")  # the tensors that an ensemble ranks its members by
+
+
+def output_names(record: Record) -> tuple[str, ...]:
+    """The outputs of a graph that explains what the record's field ``explanation`` says."""
+    return (*([MEMBER_SCORE] if record["members"] else ()), *(CONTRIBUTIONS if record["sparsified"] else ()))
+
+
+@dataclass(frozen=True, eq=False)
+class Explainer:
+    """Makes findings of a graph's outputs.
+
+    ``specs`` are the detectors that have findings, ``sparsified`` the places of those with contributions among them.
+    ``ranks`` are those of an ensemble, ``reduction`` is how it combines its members; None if there is one detector.
+    """
+
+    specs: tuple[str, ...]
+    sparsified: tuple[int, ...]
+    outputs: tuple[str, ...]
+    reduction: str | None
+    ranks: Ranks | None
+
+    @classmethod
+    def of(cls, artefact: Artefact) -> "Explainer | None":
+        """What explains the verdicts of an exported guard; None if that was written without."""
+        record = artefact.record.get("explanation")
+        if record is None:
+            return None
+        members = tuple(record["members"])
+        return cls(
+            members or (artefact.record["spec"],),
+            tuple(record["sparsified"]),
+            output_names(record),
+            record["reduction"],
+            _ranks(artefact, len(members)) if members else None,
+        )
+
+    def fits(self, shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
+        """Whether the outputs have as many members, sparsified detectors and units as they should."""
+        found = {name: tuple(shapes.get(name, ()))[1:] for name in self.outputs}
+        units = found["kept"][-1:] if self.sparsified else ()
+        each = (len(self.sparsified),)
+        wanted = {MEMBER_SCORE: (len(self.specs),), "kept": each + units, "dropped": each + units}
+        return all(isinstance(size, int) for size in units) and all(
+            shape == wanted.get(name, each) for name, shape in found.items()
+        )
+
+    def findings(self, scores: npt.NDArray[np.floating], outputs: Arrays) -> list[tuple[Finding, ...]]:
+        """The findings of each row; of an ensemble's members those with the lowest ranks first."""
+        contributions: list[Sequence[Contributions | None]] = [[None] * len(scores) for _ in self.specs]
+        for place, number in enumerate(self.sparsified):
+            kept, dropped = (outputs[name][:, place].astype(np.float64) for name in ("kept", "dropped"))
+            bias, factor = (outputs[name][:, place].tolist() for name in ("bias", "factor"))
+            contributions[number] = list(map(Contributions, kept, dropped, bias, factor))
+        none = [()] * len(scores)
+        if self.ranks is None:
+            return [(found,) for found in findings_of(self.specs[0], scores, none, contributions[0])]
+        of_members = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T
+        parts = zip(self.specs, of_members, contributions, self.ranks.reference, strict=True)
+        found = [findings_of(spec, own, none, shown, reference) for spec, own, shown, reference in parts]
+        return most_sceptical_first(found, self.ranks)
+
+
+def _ranks(artefact: Artefact, members: int) -> Ranks:
+    """What the ensemble learned of its members' scores on held-out ID inputs."""
+    given = [artefact.arrays.get(name, np.empty(0)) for name in RANKS]
+    reference, centre, spread = given
+    usable = all(each.dtype.kind == "f" and bool(np.isfinite(each).all()) for each in given) and (
+        reference.ndim == 2
+        and reference.shape[0] == members
+        and reference.shape[1] >= 2
+        and centre.shape == spread.shape == (members,)
+        and bool((np.diff(reference, axis=1) >= 0).all())
+        and bool((spread > 0).all())
+    )
+    if not usable:
+        raise FileError(f"{artefact.path} has no usable reference scores of its ensemble; export the guard again")
+    return Ranks(reference, centre, spread)

@@ -1,0 +1,118 @@
+"""Scores and predicted classes of a stream beside those of the calibration set."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oodles.names import printable
+
+Array = npt.NDArray[Any]
+
+BINS = 20
+MOST_CLASSES = 10_000  # different labels that are counted one by one; a model has no more, but data may
+MOST_SHOWN = 100
+OTHERS = -1
+LIMIT = 0.0027  # probability that a distance between samples of one distribution is above its limit, looked at once
+
+
+class ScoreHistogram:
+    """Scores counted in bins of equal shares of the calibration set; those that are not finite apart."""
+
+    def __init__(self, id_scores: Array | None) -> None:
+        self.edges = np.empty(0)
+        self.size = 0
+        self.expected = np.empty(0)
+        if id_scores is not None:
+            scores = id_scores.astype(np.float64)
+            self.edges = np.unique(np.quantile(scores, np.arange(1, BINS) / BINS))
+            self.size = len(scores)
+            self.expected = self._count(scores) / self.size
+        self.counts = np.zeros(len(self.expected), dtype=np.int64)
+        self.not_finite = 0
+
+    def observe(self, scores: Array) -> None:
+        """Take scores into account."""
+        finite = np.isfinite(scores)
+        if not finite.all():
+            scores = scores[finite]
+            self.not_finite += len(finite) - len(scores)
+        if self.size:
+            self.counts += self._count(scores)
+
+    def _count(self, scores: Array) -> npt.NDArray[np.int64]:
+        return np.bincount(np.searchsorted(self.edges, scores, side="right"), minlength=len(self.edges) + 1)
+
+    def add(self, others: Sequence["ScoreHistogram"]) -> None:
+        """Add what others have counted."""
+        for other in others:
+            self.counts = self.counts + other.counts
+            self.not_finite += other.not_finite
+
+    def as_record(self) -> dict[str, Any] | None:
+        """Edges and counts, the shares in the calibration set, and how far the two are apart; None if unknown.
+
+        ``distance`` is the largest difference of the distribution functions at an edge (Kolmogorov and Smirnov), and
+        ``limit`` what it is for two samples of one distribution but for a probability of 0.27 %, looked at once.
+        """
+        if not self.size:
+            return None
+        total = int(self.counts.sum())
+        distance = limit = None
+        if total:
+            gaps = np.cumsum(self.counts / total - self.expected)
+            distance = float(np.abs(gaps).max())
+            limit = min(1.0, math.sqrt(math.log(4 / LIMIT) / 2) * (total**-0.5 + self.size**-0.5))
+        return {
+            "edges": self.edges.tolist(),
+            "expected": self.expected.tolist(),
+            "counts": self.counts.tolist(),
+            "not_finite": self.not_finite,
+            "distance": distance,
+            "limit": limit,
+        }
+
+
+class ClassCounts:
+    """How often each class was predicted; ``expected`` are counts on the calibration set, if they are known."""
+
+    def __init__(self, names: Sequence[str], expected: Mapping[int, int] | None) -> None:
+        self.names = tuple(names)
+        self.expected = Counter(expected or {})
+        self.counts: Counter[int] = Counter()
+
+    def observe(self, labels: Array) -> None:
+        """Take predicted classes into account."""
+        for label in labels.tolist():
+            known = label in self.counts or (label >= 0 and len(self.counts) < MOST_CLASSES)
+            self.counts[label if known else OTHERS] += 1
+
+    def add(self, others: Sequence["ClassCounts"]) -> None:
+        """Add what others have counted."""
+        for other in others:
+            self.counts.update(other.counts)
+
+    def as_records(self) -> list[dict[str, Any]]:
+        """The most frequent classes with their counts, and with the expected share if it is known."""
+        total = self.expected.total()
+        records = []
+        for label, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_SHOWN]:
+            record: dict[str, Any] = {"name": self._name(label), "count": count}
+            records.append(record | ({"expected": self.expected[label] / total} if total else {}))
+        return records
+
+    def distance(self) -> float | None:
+        """Half the sum of all differences between the shares of classes here and in the calibration set."""
+        total, expected = self.counts.total(), self.expected.total()
+        if not total or not expected:
+            return None
+        labels = self.counts.keys() | self.expected.keys()
+        return sum(abs(self.counts[each] / total - self.expected[each] / expected) for each in labels) / 2
+
+    def _name(self, label: int) -> str:
+        if label == OTHERS:
+            return "others"
+        return printable(self.names[label]) if label < len(self.names) else f"class {label}"

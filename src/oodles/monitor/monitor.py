@@ -1,0 +1,359 @@
+"""``Monitor``: whether a stream of scored inputs is still like the calibration set."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oodles.calibration import Threshold
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.files import read_record, write_record
+from oodles.monitor.bounds import CalibratedRate, dkw_margin
+from oodles.monitor.distributions import ClassCounts, ScoreHistogram
+from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
+from oodles.monitor.record import KIND, SCHEMA, MonitorFields
+from oodles.monitor.rules import Alert, AlertRule
+from oodles.monitor.windows import Window, Windows
+
+REJECTIONS, P_VALUES = "rejections", "p_values"
+MOST_ALERTS = 50  # that are remembered
+WINDOW, LARGEST_WINDOW = 200, 10**6
+
+
+class Monitor:
+    """Watches scored inputs for drift, without labels or times: give it every batch that a guard has scored.
+
+    ``threshold`` is the guard's, with the scores of its calibration set if they are known: without them only
+    rejections are watched. ``classes`` are names, ``guard`` is an identity that a saved state must share, ``window`` is
+    the number of inputs per window of the chart, and ``class_counts`` says how often each label was predicted on
+    the calibration set, if that is known.
+
+    Two kinds of evidence are followed, each by a test of the whole stream and by an e-detector, see
+    :mod:`oodles.monitor.evidence`. *Rejections*: a rejection has probability at most ``r0``, an upper bound from the
+    calibration set. *P-values*: a p-value of at most ``u`` has probability at most ``u + e``, where ``e`` is the
+    margin of Dvoretzky, Kiefer and Wolfowitz for the size of the calibration set. For if at most ``j - 1`` of n
+    calibration scores are at most the input's score, then it is less than the j-th smallest of them, whose distribution
+    function there is at most ``(j - 1) / n + e``, everywhere at once but for a small probability. Of the allowed error
+    of the rule each kind has an equal share, one half of it for its bound and the other for its test.
+
+    Memory does not grow with the stream. One thread at a time may use a monitor: the caller sees to that.
+    """
+
+    def __init__(
+        self,
+        threshold: Threshold,
+        *,
+        classes: Sequence[str] = (),
+        guard: str = "",
+        rule: AlertRule | None = None,
+        window: int = WINDOW,
+        class_counts: Mapping[int, int] | None = None,
+    ) -> None:
+        if not 1 <= window <= LARGEST_WINDOW:
+            raise ArgumentError(f"window={window} must be a number of inputs from 1 to {LARGEST_WINDOW:,}")
+        self.threshold, self.guard = threshold, guard
+        self.rule = AlertRule() if rule is None else rule
+        self.rate = CalibratedRate.of(threshold)
+        known = threshold.id_scores is not None and len(threshold.id_scores) > 0
+        self._share = self.rule.error / (2 if known else 1)  # of the allowed error
+        self.upper = self.rate.upper(self._share / 2)
+        self._evidence = {REJECTIONS: Evidence(Bets((self.upper,)))}
+        if known and threshold.id_scores is not None:
+            margin = dkw_margin(len(threshold.id_scores), self._share / 2)
+            self._evidence[P_VALUES] = Evidence(Bets(tuple(min(1.0, level + margin) for level in SMALL_P)))
+        self.inputs = self.rejected = self.errors = 0
+        self._windows = Windows(window, [])
+        self._scores = ScoreHistogram(threshold.id_scores if known else None)
+        self._classes = ClassCounts(classes, class_counts)
+        self.alerts: list[Alert] = []  # the last ones
+        self.raised = 0  # how many there were in all
+        self._stands = False  # whether the last one does
+        self._last = 0  # input at which there was last enough evidence for one
+
+    @property
+    def alarm_at(self) -> float:
+        """The value of an e-detector that is an alarm; the promised rate of false alarms is shared by the kinds."""
+        return float(self.rule.false_alarm_every * len(self._evidence))
+
+    @property
+    def alert(self) -> Alert | None:
+        """The alarm that stands now."""
+        return self.alerts[-1] if self._stands else None
+
+    # Observing ----------------------------------------------------------------------------------
+
+    def observe(
+        self, *, score: npt.ArrayLike, p_value: npt.ArrayLike, label: npt.ArrayLike, is_id: npt.ArrayLike
+    ) -> list[Alert]:
+        """Take a batch into account, one entry per input and in order; returns the alarms that it raises.
+
+        Scores and p-values may be NaN. An input that could not be scored does not belong here but to
+        :meth:`count_errors`. The state does not depend on how a stream is divided into batches.
+        """
+        scores, p_values = np.asarray(score, np.float64), np.asarray(p_value, np.float64)
+        labels, accepted = np.asarray(label), np.asarray(is_id)
+        _check_batch(scores, p_values, labels, accepted)
+        rejected = ~accepted
+        events = {REJECTIONS: rejected[:, None], P_VALUES: p_values[:, None] <= SMALL_P}
+        rows = {REJECTIONS: np.arange(len(scores)), P_VALUES: np.flatnonzero(~np.isnan(p_values))}
+        traces = {kind: np.zeros(len(scores)) for kind in events}
+        crossed: list[tuple[int, str]] = []
+        for kind, evidence in self._evidence.items():
+            place = rows[kind]
+            traces[kind][place], alarms = evidence.observe(events[kind][place], self.alarm_at, self.rule.minimum)
+            crossed += [(self.inputs + int(place[alarm]) + 1, kind) for alarm in alarms]
+        self._windows.observe(rejected, traces[REJECTIONS], traces[P_VALUES])
+        self._scores.observe(scores)
+        self._classes.observe(labels)
+        self.inputs += len(scores)
+        self.rejected += int(np.count_nonzero(rejected))
+        return self._raise(crossed)
+
+    def count_errors(self, number: int = 1) -> None:
+        """Count inputs that could not be scored; they say nothing about the stream."""
+        if number < 0:
+            raise ArgumentError(f"{number} inputs cannot have failed; give a number of at least 0")
+        self.errors += number
+
+    def _raise(self, crossed: Sequence[tuple[int, str]]) -> list[Alert]:
+        """The alarms at these inputs that do not belong to one that stands already."""
+        new = []
+        for place, kind in sorted(crossed):
+            if not self._stands or place - self._last > self.rule.cooldown:
+                new.append(Alert(kind, place, self._describe(kind)))
+            self._stands, self._last = True, place
+        self._stands = self._stands and self.inputs - self._last <= self.rule.cooldown
+        self.alerts = [*self.alerts, *new][-MOST_ALERTS:]
+        self.raised += len(new)
+        return new
+
+    def _describe(self, kind: str) -> str:
+        if kind == REJECTIONS:
+            return f"more inputs are rejected than the calibration set explains (at most {self.upper:.2%})"
+        return "more inputs have low scores than the calibration set explains, rejected or not"
+
+    # Reporting ----------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Everything that is known, as plain values for JSON: counts, windows, evidence, distributions, the alarm.
+
+        ``expected`` has the rejection rate of ID inputs, on average over calibration sets, and its upper bound for this
+        one. ``evidence`` are the e-detectors, ``whole_stream`` the largest wealth of each test so far; a test
+        rejects if that is at least ``alarm_at``. Windows, and ``limit`` of the scores, are not corrected for repeated
+        looks.
+        """
+        values = {kind: evidence.value for kind, evidence in self._evidence.items()}
+        best = {kind: _finite_exp(evidence.best) for kind, evidence in self._evidence.items()}
+        return {
+            "inputs": self.inputs,
+            "rejected": self.rejected,
+            "errors": self.errors,
+            "rate": self.rejected / self.inputs if self.inputs else None,
+            "expected": {"rate": self.rate.expected, "upper": self.upper},
+            "windows": self._windows.as_records(self.inputs, self.rate),
+            "alarm": None if self.alert is None else self.alert.as_record(),
+            "alarms": self.raised,
+            "evidence": {REJECTIONS: values[REJECTIONS], P_VALUES: values.get(P_VALUES), "alarm_at": self.alarm_at},
+            "whole_stream": {
+                REJECTIONS: best[REJECTIONS],
+                P_VALUES: best.get(P_VALUES),
+                "alarm_at": 2 / self._share,
+                "differs": self.differs,
+            },
+            "scores": self._scores.as_record(),
+            "classes": self._classes.as_records(),
+            "class_distance": self._classes.distance(),
+        }
+
+    @property
+    def differs(self) -> bool:
+        """Whether the test of the whole stream says that it is not like the calibration set."""
+        return any(evidence.best >= math.log(2 / self._share) for evidence in self._evidence.values())
+
+    @property
+    def window(self) -> int:
+        """Inputs per window."""
+        return self._windows.size
+
+    @property
+    def windows(self) -> list[Window]:
+        """The last windows, oldest first, at most 200."""
+        return list(self._windows.kept)
+
+    # State --------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file of a few kilobytes, atomically."""
+        write_record(Path(path), self._record())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        threshold: Threshold,
+        classes: Sequence[str] = (),
+        guard: str = "",
+        rule: AlertRule | None = None,
+        class_counts: Mapping[int, int] | None = None,
+    ) -> "Monitor":
+        """Continue from a file, with the rule of that file or another one with the same ``error``.
+
+        A file of another guard or threshold, and one that is damaged, is an error.
+        """
+        path = Path(path)
+        record = read_record(path, kind=KIND, schema=SCHEMA, fields=MonitorFields)
+        saved = AlertRule(**record["rule"])
+        monitor = cls(
+            threshold,
+            classes=classes,
+            guard=guard,
+            rule=saved if rule is None else rule,
+            window=record["window"],
+            class_counts=class_counts,
+        )
+        if record["guard"] != guard or record["threshold"] != monitor._identity():
+            raise FileError(f"{path} is the state of another guard or threshold; begin a new one under another name")
+        if saved.error != monitor.rule.error:
+            raise FileError(
+                f"{path} was begun with error={saved.error:g}, which its evidence depends on, not "
+                f"{monitor.rule.error:g}; keep it, or begin a new state under another name"
+            )
+        monitor._restore(record, path)
+        return monitor
+
+    @classmethod
+    def merge(cls, monitors: Sequence["Monitor"]) -> "Monitor":
+        """One monitor for replicas that share a stream between them; they stay as they are.
+
+        Counts and e-detectors are added, and the promise on false alarms then holds for all inputs together. The last
+        windows are added to each other, since there are no times. An alarm stands if it does in one of them.
+        """
+        if not monitors:
+            raise ArgumentError("there is nothing to merge; give at least one monitor")
+        first, *others = monitors
+        for other in others:
+            same = (first.guard, first._identity(), first.rule, first._windows.size)
+            if same != (other.guard, other._identity(), other.rule, other._windows.size):
+                raise ArgumentError("only monitors of one guard with the same threshold, rule and window can be merged")
+        merged = cls(
+            first.threshold,
+            classes=first._classes.names,
+            guard=first.guard,
+            rule=first.rule,
+            window=first._windows.size,
+            class_counts=first._classes.expected,
+        )
+        merged._restore(first._record(), "a monitor")
+        merged._add(others)
+        return merged
+
+    def _add(self, others: Sequence["Monitor"]) -> None:
+        parts = (self, *others)
+        inputs = sum(part.inputs for part in parts)
+        # an alarm is as many inputs ago as it was where it was raised
+        moved = [
+            (part.alert is each, Alert(each.kind, inputs - (part.inputs - each.since), each.message))
+            for part in parts
+            for each in part.alerts
+        ]
+        moved.sort(key=lambda pair: (pair[0], pair[1].since, pair[1].kind))  # those that stand are last
+        self._stands = any(stands for stands, _ in moved)
+        self.alerts = [alert for _, alert in moved][-MOST_ALERTS:]
+        self._last = inputs - min(part.inputs - part._last for part in parts)
+        self.inputs = inputs
+        self.rejected += sum(other.rejected for other in others)
+        self.errors += sum(other.errors for other in others)
+        self.raised += sum(other.raised for other in others)
+        for kind, evidence in self._evidence.items():
+            evidence.add([other._evidence[kind] for other in others])
+        self._windows.add([other._windows for other in others])
+        self._scores.add([other._scores for other in others])
+        self._classes.add([other._classes for other in others])
+
+    def _identity(self) -> dict[str, Any]:
+        """What the evidence was gathered against."""
+        scores = self.threshold.id_scores
+        known = None if scores is None else hashlib.sha256(scores.astype("<f8").tobytes()).hexdigest()
+        return {**self.threshold.as_record(), "id_scores": known}
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "guard": self.guard,
+            "threshold": self._identity(),
+            "rule": self.rule.as_record(),
+            "window": self._windows.size,
+            "inputs": self.inputs,
+            "rejected": self.rejected,
+            "errors": self.errors,
+            "evidence": {
+                kind: {
+                    "inputs": each.inputs,
+                    "counts": each.counts.tolist(),
+                    "best": each.best,
+                    "values": each.values.tolist(),
+                    "since": each.since,
+                }
+                for kind, each in self._evidence.items()
+            },
+            "windows": [list(each) for each in self._windows.kept],
+            "scores": self._scores.counts.tolist(),
+            "not_finite": self._scores.not_finite,
+            "classes": {str(label): count for label, count in self._classes.counts.items()},
+            "alerts": [each.as_record() for each in self.alerts],
+            "raised": self.raised,
+            "stands": self._stands,
+            "last": self._last,
+        }
+
+    def _restore(self, record: Mapping[str, Any], source: object) -> None:
+        """Take over a record that :meth:`_record` made for the same threshold and rule."""
+        consistent = (
+            record["evidence"].keys() == self._evidence.keys(),
+            all(
+                len(each["counts"]) == len(self._evidence[kind].counts)
+                and len(each["values"]) == len(self._evidence[kind].values)
+                for kind, each in record["evidence"].items()
+                if kind in self._evidence
+            ),
+            len(record["scores"]) == len(self._scores.counts),
+            record["rejected"] <= record["inputs"],
+            bool(record["alerts"]) or not record["stands"],
+        )
+        if not all(consistent):
+            raise FileError(f"{source} does not fit this version of oodles; begin a new state under another name")
+        self.inputs, self.rejected, self.errors = record["inputs"], record["rejected"], record["errors"]
+        for kind, each in record["evidence"].items():
+            evidence = self._evidence[kind]
+            evidence.inputs, evidence.since, evidence.best = each["inputs"], each["since"], each["best"]
+            evidence.counts = np.array(each["counts"], dtype=np.int64)
+            evidence.values = np.array(each["values"], dtype=np.float64)
+        self._windows.kept = [Window(*each) for each in record["windows"]]
+        self._scores.counts = np.array(record["scores"], dtype=np.int64)
+        self._scores.not_finite = record["not_finite"]
+        self._classes.counts.update({int(label): count for label, count in record["classes"].items()})
+        self.alerts = [Alert(**each) for each in record["alerts"]]
+        self.raised, self._stands, self._last = record["raised"], record["stands"], record["last"]
+
+
+def _check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], accepted: Bools) -> None:
+    """Raise unless the arrays are one entry per input each, of the right kind."""
+    shapes = {scores.shape, p_values.shape, labels.shape, accepted.shape}
+    if scores.ndim != 1 or len(shapes) != 1:
+        raise DataError(
+            f"a batch has one score, p-value, label and decision per input, got the shapes {sorted(shapes)}"
+        )
+    if accepted.dtype != np.bool_:
+        raise DataError(f"is_id must be true or false for each input, got {accepted.dtype}")
+    if labels.dtype.kind not in "iu" and len(labels):
+        raise DataError(f"labels must be whole numbers, got {labels.dtype}")
+
+
+def _finite_exp(value: float) -> float:
+    return math.exp(min(value, 700.0))

@@ -1,0 +1,68 @@
+"""What the file of a monitor's state consists of, with types and ranges."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from oodles.fields import ThresholdFields
+from oodles.files import Digest, Fields
+from oodles.monitor.distributions import MOST_CLASSES
+
+KIND, SCHEMA = "monitor", 1
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Evidence = Annotated[float, Meta(ge=0, le=1e300)]
+Label = Annotated[str, Meta(pattern="^(-1|0|[1-9][0-9]{0,17})$")]
+
+
+class _Threshold(ThresholdFields, forbid_unknown_fields=True):
+    id_scores: Digest | None
+
+
+class _Rule(Struct, forbid_unknown_fields=True):
+    false_alarm_every: Annotated[int, Meta(ge=1, le=10**15)]
+    minimum: Annotated[int, Meta(ge=1, le=10**15)]
+    cooldown: Annotated[int, Meta(ge=0, le=10**15)]
+    error: Annotated[float, Meta(ge=1e-9, le=0.5)]
+
+
+class _Evidence(Struct, forbid_unknown_fields=True):
+    inputs: Count
+    counts: Annotated[list[Count], Meta(max_length=100)]
+    best: Annotated[float, Meta(ge=0, le=1e300)]
+    values: Annotated[list[Evidence], Meta(max_length=1000)]
+    since: Count
+
+
+class _Window(Struct, array_like=True, forbid_unknown_fields=True):
+    inputs: Annotated[int, Meta(ge=1, lt=1 << 62)]
+    rejected: Count
+    rejections: Evidence
+    p_values: Evidence
+
+
+class _Alert(Struct, forbid_unknown_fields=True):
+    kind: Literal["rejections", "p_values"]
+    since: Count
+    message: Annotated[str, Meta(max_length=300)]
+
+
+class MonitorFields(Fields):
+    """The record of a :class:`oodles.monitor.Monitor`."""
+
+    guard: str
+    threshold: _Threshold
+    rule: _Rule
+    window: Annotated[int, Meta(ge=1, le=10**6)]
+    inputs: Count
+    rejected: Count
+    errors: Count
+    evidence: dict[Literal["rejections", "p_values"], _Evidence]
+    windows: Annotated[list[_Window], Meta(max_length=200)]
+    scores: Annotated[list[Count], Meta(max_length=1000)]
+    not_finite: Count
+    classes: Annotated[dict[Label, Count], Meta(max_length=MOST_CLASSES + 1)]
+    alerts: Annotated[list[_Alert], Meta(max_length=50)]
+    raised: Count
+    stands: bool
+    last: Count

@@ -1,0 +1,290 @@
+"""``ServedGuard``: an exported guard with its batches, its monitor, and the version of it that answers now."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from oodles.calibration import Threshold
+from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold
+from oodles.deploy.exported import ExportedGuard, ExportedVerdict
+from oodles.errors import FileError, OodlesError
+from oodles.findings import Explanation
+from oodles.monitor import Alert, Monitor
+from oodles.serve.arrays import Tokenizer, rows_of
+from oodles.serve.batching import Batcher
+from oodles.serve.logs import log
+from oodles.serve.problems import Problem
+from oodles.serve.settings import Settings
+from oodles.serve.telemetry import Telemetry
+from oodles.serve.texts import TextTokenizer
+
+Stamp = tuple[tuple[int, int, int], ...]
+LONGEST_RETRY = 30  # seconds
+
+
+class Source(NamedTuple):
+    """Where a guard comes from: its name in addresses, its folder or .zip, and its tokenizer if it takes texts."""
+
+    name: str
+    path: Path
+    tokenizer: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One version of a guard, with the monitor of what it has answered."""
+
+    guard: ExportedGuard
+    monitor: Monitor
+    tokenizer: Tokenizer | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What some rows are answered with, and by which version."""
+
+    version: Version
+    verdict: ExportedVerdict
+    explanations: list[Explanation] | None
+
+    def part(self, start: int, stop: int) -> "Answer":
+        """The answer to some of the rows."""
+        verdict = ExportedVerdict(*(each[start:stop] for each in self.verdict))
+        return Answer(self.version, verdict, self.explanations and self.explanations[start:stop])
+
+
+class Work(NamedTuple):
+    """What rows must have in common to be run together."""
+
+    version: Version
+    explain: bool
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class ServedGuard:
+    """Answers inputs in batches, watches the stream of answers, and follows its files when they change."""
+
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        telemetry: Telemetry,
+        alerted: Callable[[Alert, str], None] | None = None,
+    ) -> None:
+        self.name, self.path = source.name, source.path
+        self.ready = False
+        self.reload_error: str | None = None
+        self._source, self._settings, self._telemetry = source, settings, telemetry
+        self._alerted = alerted
+        self._state = None if settings.state is None else settings.state / f"{self.name}.monitor.json"
+        self._observing = threading.Lock()
+        self._changing = threading.Lock()
+        self._in_progress, self._answered = 0, _Speed()
+        self._shown: tuple[str, str, str] | None = None
+        self._stamp = self._current_stamp()
+        self.version = self._open()
+        self._batcher: Batcher[Work] = Batcher(
+            self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
+        )
+        self._show_version()
+
+    # Answering ----------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Run the network once as it will be run, so that the first request does not pay for it."""
+        if self.version.guard.transform is not None:
+            side = self.version.guard.transform.resize
+            for rows in sorted({1, self._settings.max_batch}):
+                self.version.guard.answer({"pixels": np.zeros((rows, side, side, 3), np.uint8)})
+        self.ready = True
+
+    @contextmanager
+    def admit(self, rows: int) -> Iterator[None]:
+        """Count rows as in progress during the block; raises if there are too many."""
+        if self._in_progress + rows > self._settings.queue:
+            seconds = self._answered.seconds_for(self._in_progress)
+            raise Problem(
+                503, f"{self._in_progress} inputs wait for {self.name} already; try again later", retry_after=seconds
+            )
+        self._in_progress += rows
+        self._telemetry.waiting.labels(self.name).set(self._in_progress)
+        try:
+            yield
+        finally:
+            self._in_progress -= rows
+            self._telemetry.waiting.labels(self.name).set(self._in_progress)
+
+    def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> Any:
+        """A future of the :class:`Answer` to rows that were prepared for a version."""
+        shapes = tuple((name, value.shape[1:]) for name, value in sorted(arrays.items()))
+        return self._batcher.submit(Work(version, explain, shapes), arrays)
+
+    def count_errors(self, number: int) -> None:
+        """Count inputs that could not be scored."""
+        with self._observing:
+            self.version.monitor.count_errors(number)
+        self._telemetry.inputs.labels(self.name, "error").inc(number)
+
+    def _run(self, work: Work, parts: Sequence[Arrays]) -> Answer:
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        began = time.perf_counter()
+        verdict, explanations = work.version.guard.answer(arrays, explain=work.explain)
+        seconds = time.perf_counter() - began
+        rows = rows_of(arrays)
+        self._answered.add(rows, seconds)
+        self._telemetry.inference.labels(self.name).observe(seconds)
+        self._telemetry.batches.labels(self.name).observe(rows)
+        self._observe(work.version, verdict)
+        return Answer(work.version, verdict, explanations)
+
+    # Monitoring ---------------------------------------------------------------------------------
+
+    def _observe(self, version: Version, verdict: ExportedVerdict) -> None:
+        finite = np.isfinite(verdict.score)
+        accepted = verdict.is_id & finite
+        counts = {"id": accepted.sum(), "ood": (~accepted & finite).sum(), "error": (~finite).sum()}
+        for kind, count in counts.items():
+            self._telemetry.inputs.labels(self.name, kind).inc(int(count))
+        for value in verdict.p_value[finite & np.isfinite(verdict.p_value)]:
+            self._telemetry.p_values.labels(self.name).observe(float(value))
+        with self._observing:
+            alerts = version.monitor.observe(
+                score=verdict.score[finite],
+                p_value=verdict.p_value[finite],
+                label=verdict.label[finite],
+                is_id=accepted[finite],
+            )
+            version.monitor.count_errors(int(counts["error"]))
+            inputs, rejected = version.monitor.inputs, version.monitor.rejected
+            alarm = version.monitor.alert
+        self._telemetry.alarm.labels(self.name).set(alarm is not None)
+        self._telemetry.rate.labels(self.name).set(rejected / inputs if inputs else 0.0)
+        self._telemetry.rate_limit.labels(self.name).set(version.monitor.upper)
+        for alert in alerts:
+            log("alarm", level=30, guard=self.name, **alert.as_record())
+            if self._alerted is not None:
+                self._alerted(alert, self.name)
+
+    def status(self) -> dict[str, Any]:
+        """What the monitor knows, for JSON."""
+        with self._observing:
+            return self.version.monitor.status()
+
+    def save_state(self) -> None:
+        """Write the monitor's state; if that fails, the service goes on and says so."""
+        if self._state is None:
+            return
+        try:
+            with self._observing:
+                now = copy.deepcopy(self.version.monitor)
+            now.save(self._state)  # without holding up answers while a disk is slow
+        except OodlesError as error:
+            self._telemetry.failures.labels("state").inc()
+            log("state not saved", level=30, guard=self.name, error=str(error))
+
+    # Versions -----------------------------------------------------------------------------------
+
+    def set_threshold(self, value: float) -> None:
+        """Accept what scores at least ``value`` from now on, here and in the guard's files."""
+        with self._changing:
+            guard = self.version.guard
+            scores = guard.threshold.id_scores
+            if scores is None:
+                raise Problem(
+                    422, f"{self.name} keeps no calibration scores to tell the ID rate of a threshold; export it again"
+                )
+            # a rate of 0 or 1 is not one, and the calibration set cannot tell rates closer to them apart
+            edge = 1 / (len(scores) + 1)
+            rate = min(max(float((scores >= value).mean()), edge), 1 - edge)
+            threshold = Threshold(value, rate, guard.threshold.calibration_size)
+            changed = guard.with_threshold(threshold)
+            replace_threshold(self.path, changed.threshold.as_record())
+            self._stamp = self._current_stamp()
+            self._replace(Version(changed, self._new_monitor(changed), self.version.tokenizer))
+
+    def reload(self) -> None:
+        """Take over the files if they have changed and are a guard that passes its checks; otherwise keep the old."""
+        with self._changing:
+            stamp = self._current_stamp()
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            try:
+                self._replace(self._open())
+            except OodlesError as error:
+                self.reload_error = str(error)
+                self._telemetry.failures.labels("reload").inc()
+                log("reload refused", level=30, guard=self.name, error=str(error))
+
+    def close(self) -> None:
+        """Answer what waits and save the monitor's state."""
+        self._batcher.close()
+        self.save_state()
+
+    def _open(self) -> Version:
+        guard = ExportedGuard.open(self.path, threads=self._settings.threads)
+        path = self._source.tokenizer
+        tokenizer = None if path is None else TextTokenizer(path, guard)
+        return Version(guard, self._restored_monitor(guard), tokenizer)
+
+    def _replace(self, version: Version) -> None:
+        self.version = version
+        self.reload_error = None
+        self._show_version()
+        log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
+
+    def _show_version(self) -> None:
+        labels = self.name, self.version.guard.identity[:12], self.version.guard.detector
+        if self._shown is not None and self._shown != labels:
+            self._telemetry.guards.remove(*self._shown)
+        self._telemetry.guards.labels(*labels).set(1)
+        self._shown = labels
+
+    def _restored_monitor(self, guard: ExportedGuard) -> Monitor:
+        """The monitor as it was before a restart, or a new one if there is none for this version."""
+        if self._state is not None and self._state.exists():
+            try:
+                return Monitor.load(
+                    self._state,
+                    threshold=guard.threshold,
+                    classes=guard.class_names,
+                    guard=guard.identity,
+                    rule=self._settings.rule,
+                )
+            except FileError as error:
+                log("monitoring begins anew", level=30, guard=self.name, reason=str(error))
+        return self._new_monitor(guard)
+
+    def _new_monitor(self, guard: ExportedGuard) -> Monitor:
+        return Monitor(guard.threshold, classes=guard.class_names, guard=guard.identity, rule=self._settings.rule)
+
+    def _current_stamp(self) -> Stamp:
+        """What changes with any of the guard's files, also if they arrive one after another."""
+        with suppress(OSError):
+            paths = [self.path / name for name in (RECORD, *MEMBERS)] if self.path.is_dir() else [self.path]
+            found = [path.stat() for path in paths]
+            return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+        return ()
+
+
+class _Speed:
+    """How many rows the network answers per second, lately."""
+
+    def __init__(self) -> None:
+        self._rows, self._seconds = 0.0, 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        self._rows, self._seconds = 0.9 * self._rows + rows, 0.9 * self._seconds + seconds
+
+    def seconds_for(self, rows: int) -> int:
+        """Whole seconds until so many rows are answered, at least 1."""
+        if not self._rows:
+            return 1
+        return min(LONGEST_RETRY, max(1, round(rows * self._seconds / self._rows)))

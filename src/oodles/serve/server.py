@@ -1,0 +1,103 @@
+"""The process: a socket, uvicorn, and what SIGTERM means."""
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from oodles.errors import ArgumentError
+from oodles.monitor import Webhook
+from oodles.serve.app import make_app
+from oodles.serve.connections import TimedProtocol
+from oodles.serve.guards import ServedGuard, Source
+from oodles.serve.logs import log, start_logging
+from oodles.serve.service import Service
+from oodles.serve.settings import Settings
+from oodles.serve.telemetry import Telemetry
+
+MOST_CONNECTIONS = 1024
+KEEP_ALIVE = 15  # seconds that an idle connection stays open
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket to listen on, so that a port that is taken is an error before anything is loaded."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"cannot listen on {host}, port {port} ({reason}); choose others with --host, --port"
+        ) from None
+    listening.setblocking(False)
+    return listening
+
+
+def serve(sources: Sequence[Source], settings: Settings, host: str, port: int, log_level: str) -> None:
+    """Serve guards until SIGTERM or SIGINT, then finish what has begun."""
+    telemetry = Telemetry()
+    with open_socket(host, port) as listening:
+        start_logging(telemetry.failures.labels("log").inc, level=log_level)
+        webhook = None if settings.webhook is None else Webhook(settings.webhook, partial(_not_sent, telemetry))
+        send = None if webhook is None else webhook.send
+        guards = [ServedGuard(source, settings, telemetry, send) for source in sources]
+        service = Service(guards, settings, telemetry)
+        address, number = listening.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        log("listening", address=f"http://{shown}:{number}", guards=[guard.name for guard in guards])
+        if settings.token is None and address not in ("127.0.0.1", "::1"):
+            log("no token", level=logging.WARNING, reason="other machines may use the service; give --token-file")
+        run(make_app(service), service, listening)
+        if webhook is not None:
+            webhook.wait()
+        log("ended")
+
+
+def _not_sent(telemetry: Telemetry, problem: str) -> None:
+    telemetry.failures.labels("webhook").inc()
+    log("webhook", level=logging.WARNING, error=problem)
+
+
+def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
+    """Answer requests until a signal ends the process."""
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(service.settings.seconds) + 5,
+    )
+    _Server(config, service).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, with a pause in which load balancers notice that it is about to end, and exit code 0 after it."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop being ready, go on for a moment, then end; at the second signal end at once."""
+        if self._service.draining:
+            self.should_exit = True
+            self.force_exit = sig == signal.SIGINT
+            return
+        self._service.draining = True
+        log("draining", signal=signal.Signals(sig).name)
+        timer = threading.Timer(self._service.settings.drain_seconds, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        self.should_exit = True

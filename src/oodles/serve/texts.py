@@ -1,0 +1,49 @@
+"""Texts for guards of text models: a tokenizer file of Hugging Face, run by the package tokenizers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from oodles.deploy.artefact import Arrays
+from oodles.deploy.exported import ExportedGuard
+from oodles.errors import ArgumentError, FileError
+from oodles.extras import needed_by
+from oodles.files import read_regular
+from oodles.names import printable
+
+MOST_BYTES = 1 << 26  # of a tokenizer file
+MOST_TOKENS = 512  # of a text; what is longer is cut
+COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+"""Inputs of text models, and what the tokenizers package calls them."""
+
+
+class TextTokenizer:
+    """Texts as the inputs of one guard, padded to the longest of them and cut at 512 tokens."""
+
+    def __init__(self, path: Path, guard: ExportedGuard) -> None:
+        self._inputs = {each["name"]: np.dtype(each["dtype"]) for each in guard.record["inputs"]}
+        unknown = next((name for name in self._inputs if name not in COLUMNS), None)
+        if unknown is not None:
+            raise ArgumentError(
+                f"{guard.path} takes {unknown}, which a tokenizer does not give; it gives {', '.join(COLUMNS)}"
+            )
+        with needed_by("a tokenizer"):
+            from tokenizers import Tokenizer
+        try:
+            self._tokenizer = Tokenizer.from_str(read_regular(path.resolve(), MOST_BYTES).decode())
+        except OSError as error:
+            raise FileError(f"{path} cannot be read ({error.strerror or error}); give a tokenizer.json") from None
+        except Exception as error:  # of the tokenizers package, which raises plain ones
+            raise FileError(f"{path} is not a tokenizer.json ({printable(str(error))[:100]})") from None
+        if self._tokenizer.padding is None:
+            self._tokenizer.enable_padding()
+        self._tokenizer.enable_truncation(MOST_TOKENS)
+
+    def __call__(self, texts: Sequence[str]) -> Arrays:
+        """One row per text."""
+        encoded = self._tokenizer.encode_batch(list(texts))
+        return {
+            name: np.array([getattr(each, COLUMNS[name]) for each in encoded], kind)
+            for name, kind in self._inputs.items()
+        }
