@@ -21,7 +21,7 @@ MYNETS = """
     from torch import nn
 
     def resnet18():
-        body = [nn.Conv2d(3, 24, 3, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        body = [nn.Conv2d(3, 24, 8, stride=16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         return nn.Sequential(*body, nn.Linear(24, 3))
 """
 
@@ -179,7 +179,7 @@ def paint_photos(folder: Path) -> None:
         pixels = np.clip(np.array(colour) + generator.normal(0, 40, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(path.with_suffix(f".{kind}"))
 
-    for part, count in (("train", 50), ("val", 40), ("test", 10)):
+    for part, count in (("train", 40), ("val", 34), ("test", 8)):
         for name, colour in COLOURS.items():
             for number in range(count):
                 paint(folder / "photos" / part / name / f"{number:03}", colour)
