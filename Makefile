@@ -11,8 +11,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check check-browser check-ray docs docs-quick lint format bench load fuzz clean
-.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports openood page-image
-.PHONY: reproduction scale small-network
+.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
+.PHONY: page-image reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -91,6 +91,10 @@ site-figures: $(VENV)/.developed
 # Export every detector with a small network: docs/export.md.
 exports: $(VENV)/.developed
 	$(BIN)/python tools/write_exports.py
+
+# Measure false alarms and delays of monitoring, simulated and on real images: docs/monitoring.md.
+monitoring: $(VENV)/.developed
+	$(BIN)/python tools/write_monitoring.py $(DATA)
 
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed

@@ -6,7 +6,6 @@
 import argparse
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 
 from PIL import Image
@@ -40,9 +39,7 @@ def take(data: Path, folder: Path, path: Path) -> None:
     from support.browser import chromium
     from support.page_server import export_guards, serving
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        guards = export_guards(data, folder)
+    guards = export_guards(data, folder)
     with serving(guards / "ensemble") as address, chromium() as browser:
         browser.open(address)
         browser.wait("#about", "Detector")

@@ -82,7 +82,7 @@ def printed(guards, photographs):
     command = [sys.executable, "-m", "oodles", "score", str(guards / "small"), str(photographs[0].parent), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     verdicts = json.loads(done.stdout)["verdicts"]
-    return {each["input"].rpartition("/")[2]: each for each in verdicts}
+    return {each["path"].rpartition("/")[2]: each for each in verdicts}
 
 
 CARDS = """
@@ -320,6 +320,13 @@ def test_why_shows_what_dice_keeps_and_what_each_member_says(page, guards, photo
     assert values == sorted(values)
 
 
+def test_a_guard_that_explains_nothing_still_scores(page, photographs):
+    page.script("state.guard.explains = false")
+    page.choose(photographs[:1])
+    page.wait("#verdict", "The score")
+    page.wait("#why", "exported without")
+
+
 def test_inputs_that_are_no_pictures_are_written_as_json(page):
     page.script(CHOOSE, "vectors")
     assert not page.one("#drop").is_displayed()
@@ -381,7 +388,7 @@ def test_everything_is_reached_by_keyboard(page, photographs):
         reached.append(page.script("const e = document.activeElement; return e.id || e.className || e.tagName"))
         if "BODY" in reached[1:]:
             break
-    assert {"guard", "files", "drawing", "handle", "value", "clear", "windows"} - {*reached} <= {"windows"}
+    assert {"guard", "files", "drawing", "handle", "value", "clear", "SUMMARY"} <= {*reached}
     assert any(each.startswith("card") for each in reached)
     page.script("document.querySelector('#recent li:last-child button').focus()")
     ActionChains(page.driver).send_keys(Keys.ENTER).perform()

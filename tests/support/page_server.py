@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,9 @@ def export_guards(data: Path, folder: Path) -> Path:
     train = ood.extract(network, ImageLoader(images["train"], CIFAR))
     held_out = ood.extract(network, ImageLoader(images["test"], CIFAR, labels=False))
     for name, spec in (("dice", "dice(0.9)"), ("ensemble", "default")):
-        detector = ood.parse(spec).fit(train)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ood.FitWarning)  # few rows are enough here
+            detector = ood.parse(spec).fit(train)
         threshold = ood.calibrate(detector.score(held_out))
         guard = ood.Guard(network, detector, threshold, preprocessing=CIFAR, classes=train.class_names)
         guard.export(folder / name)

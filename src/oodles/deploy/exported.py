@@ -145,6 +145,11 @@ class ExportedGuard:
         return other
 
     @property
+    def explains(self) -> bool:
+        """Whether it was exported with what explanations need; older exports were not."""
+        return self._explainer is not None
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The members of an ensemble as text; () if the detector is none, or if it was exported without them."""
         return () if self._explainer is None or self._explainer.ranks is None else self._explainer.specs
