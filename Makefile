@@ -10,8 +10,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
 
-.PHONY: demo test check check-browser check-ray lint format bench load fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors exports monitoring openood page-image reproduction scale small-network
+.PHONY: demo test check check-browser check-ray docs docs-quick lint format bench load fuzz clean
+.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
+.PHONY: page-image reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -25,6 +26,15 @@ check: $(VENV)/.developed lint
 # Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
 check-ray: $(VENV)/.with-ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/distributed/test_ray.py
+
+# The site, in docs/_build/html: warnings are errors, and every link inside it leads somewhere.
+docs: $(VENV)/.with-docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python tools/check_site.py docs/_build/html
+
+# The same without running the examples of the gallery.
+docs-quick: export OODLES_DOCS_QUICK = 1
+docs-quick: docs
 
 # The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
 check-browser: $(VENV)/.with-browser
@@ -69,6 +79,14 @@ default-study: $(VENV)/.developed
 # Search the heads of many architectures with random weights: docs/architectures.md.
 architectures: $(VENV)/.developed
 	$(BIN)/python tools/write_architectures.py
+
+# Collect costs and results of detectors from the pages that measured them: docs/choose-a-detector.md.
+choice: $(VENV)/.developed
+	$(BIN)/python tools/write_choice.py
+
+# Draw what the two conventions of FPR95 measure, and the decision tree: docs/images.
+site-figures: $(VENV)/.developed
+	$(BIN)/python tools/draw_site_figures.py
 
 # Export every detector with a small network: docs/export.md.
 exports: $(VENV)/.developed
@@ -128,5 +146,9 @@ $(VENV)/.with-bench: $(VENV)/.developed
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,bench]'
 	touch $@
 
+$(VENV)/.with-docs: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
