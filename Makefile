@@ -9,10 +9,12 @@ DATA ?= ../shared/data
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
+# The interpreters beside our own that `make check-package` tries.
+PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 
-.PHONY: demo test check check-browser check-ray docs docs-quick lint format bench load fuzz clean
+.PHONY: demo test check check-browser check-package check-ray docs docs-quick lint format bench load fuzz clean
 .PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
-.PHONY: page-image reproduction scale small-network
+.PHONY: page-image reproduction scale small-network third-party
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -39,6 +41,10 @@ docs-quick: docs
 # The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
 check-browser: $(VENV)/.with-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/serve/test_page.py
+
+# The wheel in environments of its own: with PyTorch the demo and a scored picture, on every other Python an exported guard.
+check-package: $(VENV)/.developed
+	OODLES_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -m install tests/test_packaging.py
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
@@ -116,6 +122,10 @@ page-image: $(VENV)/.with-browser
 reproduction: $(VENV)/.developed
 	$(BIN)/python tools/write_reproduction.py $(DATA)
 
+# List the licences of everything that is installed with the package: THIRD_PARTY.md.
+third-party: $(VENV)/.with-everything
+	$(BIN)/python tools/write_third_party.py
+
 # Measure every detector on the network that comes with the package: docs/cifar10-small.md.
 small-network: $(VENV)/.developed
 	$(BIN)/python tools/write_small_network.py $(DATA) $(RUNS)/godin
@@ -140,6 +150,10 @@ $(VENV)/.with-browser: $(VENV)/.developed
 	{ command -v chromium && command -v chromedriver && command -v npm; } >/dev/null || { apt-get --quiet=2 update && \
 	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core npm; }
 	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0
+	touch $@
+
+$(VENV)/.with-everything: $(VENV)/.with-ray
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,all]'
 	touch $@
 
 $(VENV)/.with-bench: $(VENV)/.developed
