@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 
 .PHONY: demo test check check-browser check-ray lint format bench load fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors exports openood page-image reproduction scale small-network
+.PHONY: pack ship-small-network architectures default-study detectors exports monitoring openood page-image reproduction scale small-network
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -73,6 +73,10 @@ architectures: $(VENV)/.developed
 # Export every detector with a small network: docs/export.md.
 exports: $(VENV)/.developed
 	$(BIN)/python tools/write_exports.py
+
+# Measure false alarms and delays of monitoring, simulated and on real images: docs/monitoring.md.
+monitoring: $(VENV)/.developed
+	$(BIN)/python tools/write_monitoring.py $(DATA)
 
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed

@@ -43,7 +43,11 @@ QUALITY, TRAIN_IMAGES = 75, 10_000
 WINDOW = 500
 RATE = 0.05  # of rejections, if it were known
 STREAMS, STEPS, EVERY, ERROR = 2_000, 5_000, 50_000, 0.1  # of the table of false alarms
-DELAYED, LONGEST, QUIET = 200, 20_000, 500  # streams, inputs after and before the change, of the table of delays
+DELAYED, LONGEST, QUIET = (
+    200,
+    50_000,
+    750,
+)  # streams, inputs after and before the change; which is in the middle of a window
 RULE = AlertRule()
 REAL_STREAMS, REAL_LENGTH, REAL_SIZES = 100, 4_000, (100, 1_000, 5_000)
 
@@ -163,17 +167,16 @@ def delays() -> str:
 def known_rates(contamination: float) -> str:
     """The delays of CUSUM and of windows that know the rates before and after."""
     generator = np.random.default_rng(11)
-    cut = np.full((DELAYED, 1), RATE)
 
-    def events(contaminated: float) -> Callable[[int], npt.NDArray[np.bool_]]:
-        return lambda _: (ranks_of(generator, DELAYED, contaminated)[:, None] < cut)[:, 0]
+    def events() -> Callable[[int], npt.NDArray[np.bool_]]:
+        return lambda step: ranks_of(generator, DELAYED, contamination if step > QUIET else 0.0) < RATE
 
     after = float(np.mean(ranks_of(generator, 1_000_000, contamination) < RATE))
     limit = cusum_limit((RATE, after), RULE.false_alarm_every)
-    first = cusum(events(contamination), (RATE, after), streams=DELAYED, steps=LONGEST, limit=limit)
+    first = cusum(events(), (RATE, after), streams=DELAYED, steps=QUIET + LONGEST, limit=limit)
     most = int(binom.isf(WINDOW / RULE.false_alarm_every, WINDOW, RATE))
-    windows = window_test(events(contamination), streams=DELAYED, steps=LONGEST, size=WINDOW, most=most)
-    return f"CUSUM {delay(first)} | | windows {delay(windows)}"
+    windows = window_test(events(), streams=DELAYED, steps=QUIET + LONGEST, size=WINDOW, most=most)
+    return f"CUSUM {delay(first - QUIET)} | | windows {delay(windows - QUIET)}"
 
 
 def cusum_limit(rates: tuple[float, float], every: float) -> float:

@@ -128,7 +128,7 @@ def test_contamination_raises_one_alarm_that_stands_until_the_stream_has_been_qu
     assert 1000 < alarms[0].since < 1100, "at the beginning of the contamination"
     assert monitor.status()["alarm"] == alarms[0].as_record() == monitor.alert.as_record()
     assert monitor.status()["alarms"] == 1
-    monitor.observe(**stream(threshold, 290))
+    monitor.observe(**stream(threshold, 250))
     assert monitor.alert == alarms[0]
     monitor.observe(**stream(threshold, 100))
     assert monitor.alert is None

@@ -14,6 +14,7 @@ from oodles.errors import OodlesError
 from oodles.files import Record
 from oodles.names import printable
 from oodles.serve.images import pixel_arrays
+from oodles.serve.nested import nested_numbers
 from oodles.serve.problems import Problem, problem_with_inputs
 from oodles.serve.settings import Settings
 
@@ -46,6 +47,7 @@ def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | N
         raise Problem(400, 'this guard has no tokenizer; send "inputs", or start the service with --tokenizer')
     if not given.texts:
         raise Problem(400, '"texts" is empty; send at least one')
+    _check_rows(len(given.texts), settings)
     return checked(guard, tokenizer(given.texts), settings)
 
 
@@ -53,12 +55,9 @@ def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
     """Nested lists of numbers as an array of the type that the guard takes, if every number has a place in it."""
     wanted = _wanted(name, guard)
     kind = np.dtype(wanted["dtype"])
-    try:
-        found = np.asarray(value)
-    except (ValueError, OverflowError):
-        raise Problem(400, f"{name} must have lists of equal lengths, and numbers that fit {kind}") from None
-    if found.dtype.kind not in "biuf":
-        raise Problem(400, f"{name} must be nested lists of numbers ({kind})")
+    found = nested_numbers(value)
+    if found is None:
+        raise Problem(400, f"{name} must be nested lists of equal lengths with numbers that fit {kind}")
     if kind.kind in "iu" and found.dtype.kind in "iu" and found.size:
         limits = np.iinfo(wanted["dtype"])
         if found.min() < limits.min or found.max() > limits.max:
@@ -71,16 +70,25 @@ def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], setting
     """Arrays with the names, types and shapes that the guard takes, all of them finite, as its graph takes them."""
     for name, value in named.items():
         _wanted(name, guard)
+        _check_rows(len(value) if value.ndim else 1, settings)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise Problem(422, f"{name} has values that are NaN or infinite, which cannot be scored")
     try:
-        arrays = guard.arrays(**named) if guard.transform is None else guard.arrays(*named.values())
+        with np.errstate(over="ignore"):
+            arrays = guard.arrays(**named) if guard.transform is None else guard.arrays(*named.values())
     except OodlesError as error:
         raise problem_with_inputs(error) from None
-    rows = rows_of(arrays)
+    if guard.transform is not None:
+        return pixel_arrays(arrays[INPUT], guard.transform, settings)
+    for name, value in arrays.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise Problem(422, f"{name} has numbers that are too large for {value.dtype}, which cannot be scored")
+    return arrays
+
+
+def _check_rows(rows: int, settings: Settings) -> None:
     if rows > settings.images:
         raise Problem(413, f"{rows} inputs in one request, more than {settings.images}; send them in several")
-    return arrays if guard.transform is None else pixel_arrays(arrays[INPUT], guard.transform, settings)
 
 
 def rows_of(arrays: Arrays) -> int:

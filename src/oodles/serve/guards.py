@@ -194,6 +194,8 @@ class ServedGuard:
     def set_threshold(self, value: float) -> None:
         """Accept what scores at least ``value`` from now on, here and in the guard's files."""
         with self._changing:
+            if self._current_stamp() != self._stamp:
+                raise Problem(503, f"the files of {self.name} have changed; try again once they are loaded", 5)
             guard = self.version.guard
             scores = guard.threshold.id_scores
             if scores is None:
@@ -207,6 +209,7 @@ class ServedGuard:
             changed = guard.with_threshold(threshold)
             replace_threshold(self.path, changed.threshold.as_record())
             self._stamp = self._current_stamp()
+            self.reload_error = None
             self._replace(Version(changed, self._new_monitor(changed), self.version.tokenizer))
 
     def reload(self) -> None:
@@ -217,7 +220,10 @@ class ServedGuard:
                 return
             self._stamp = stamp
             try:
-                self._replace(self._open())
+                version = self._open()
+                if version.guard.identity != self.version.guard.identity:  # else the same files, written again
+                    self._replace(version)
+                self.reload_error = None
             except OodlesError as error:
                 self.reload_error = str(error)
                 self._telemetry.failures.labels("reload").inc()
@@ -236,7 +242,6 @@ class ServedGuard:
 
     def _replace(self, version: Version) -> None:
         self.version = version
-        self.reload_error = None
         self._show_version()
         log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
 

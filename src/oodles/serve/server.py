@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from oodles.errors import ArgumentError
 from oodles.monitor import Webhook
 from oodles.serve.app import make_app
-from oodles.serve.connections import TimedProtocol
+from oodles.serve.connections import timed_protocol
 from oodles.serve.guards import ServedGuard, Source
 from oodles.serve.logs import log, start_logging
 from oodles.serve.service import Service
@@ -68,7 +68,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
     """Answer requests until a signal ends the process."""
     config = uvicorn.Config(
         app,
-        http=TimedProtocol,
+        http=timed_protocol(service.settings.seconds),
         ws="none",
         log_config=None,
         access_log=False,
