@@ -7,6 +7,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER_BYTES = 65_536
 """What a request may have beside its body; chunks and trailers may have as many more as the body has."""
+MOST_WAITING = 16
+"""Requests of one connection that wait for the answer to an earlier one."""
 
 
 def timed_protocol(seconds: float) -> type["TimedProtocol"]:
@@ -47,6 +49,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the request has begun."""
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError("too many requests at once")  # which the parser answers with 400
         self._reading = _stopped(self._reading)
         super().on_headers_complete()
 
