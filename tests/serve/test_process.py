@@ -90,7 +90,9 @@ def test_one_bad_input_in_a_batch_fails_alone(guards):
         assert "cannot be run on these inputs" in replies[3].error
         assert server.metric("oodles_batch_rows_count") >= 5, "tried together, then each alone"
         good = [0, 1, 2, 4, 5]
-        expected = ExportedGuard.open(guards / "tokens.zip")([[1, 2, 3, 4, 5, number] for number in good]).score.tolist()
+        expected = ExportedGuard.open(guards / "tokens.zip")(
+            [[1, 2, 3, 4, 5, number] for number in good]
+        ).score.tolist()
         assert [replies[number].result["score"] for number in good] == pytest.approx(expected, abs=1e-6)
 
 
