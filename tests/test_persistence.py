@@ -35,7 +35,7 @@ from oodles.detectors import (
     detector_list,
     parse,
 )
-from oodles.detectors.base import describe
+from oodles.detectors.described import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
 from oodles.files import LOCK, write_record

@@ -106,6 +106,12 @@ def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.sort(narrow if (narrow == scores).all() else scores)
 
 
+def are_kept_scores(scores: npt.NDArray[Any]) -> bool:
+    """Whether these are scores as :func:`kept_scores` gives them: sorted, finite and not too many."""
+    kept = scores.ndim == 1 and 1 <= len(scores) <= MOST_SCORES and scores.dtype in (np.float32, np.float64)
+    return bool(kept and np.isfinite(scores).all() and (scores[1:] >= scores[:-1]).all())
+
+
 @dataclass(frozen=True, eq=False)
 class Conformal:
     """A fitted detector and its sorted scores on the calibration set.
@@ -117,6 +123,9 @@ class Conformal:
 
     detector: "Detector"
     scores: "Tensor"
+
+    def __repr__(self) -> str:
+        return f"Conformal({self.detector}, calibration_size={len(self.scores)})"
 
     def p_values(self, features: "Features") -> Floats:
         """One p-value per row; small means OOD. A score of NaN or +inf gets the smallest possible p-value."""
@@ -132,7 +141,17 @@ class Conformal:
 
 
 def conformal(detector: "Detector", calibration: "Features") -> Conformal:
-    """P-values for a fitted detector, from ID rows that it was not fitted on."""
+    """P-values for a fitted detector, from ID rows that it was not fitted on.
+
+    >>> from oodles.detectors import KNN
+    >>> from oodles.testing import example_features
+    >>> train, held_out = example_features().split(0.5)
+    >>> rule = conformal(KNN(k=5).fit(train), held_out)
+    >>> rule
+    Conformal(KNN(k=5, bank=10000), calibration_size=150)
+    >>> float(rule.p_values(held_out).mean().round(2))  # the mean of uniform numbers
+    0.51
+    """
     scores = detector.score(calibration).double()
     if not scores.isfinite().all():
         raise DataError(f"{detector} gives scores that are not finite on the calibration set; check those inputs")

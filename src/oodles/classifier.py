@@ -27,7 +27,8 @@ class Head:
         for name, part in self.tensors().items():
             object.__setattr__(self, name, as_tensor(name, part).to(device))  # from NumPy too
         if self.weight.ndim != 2:
-            raise ShapeError(f"a head's weight is (classes, width), got shape {tuple(self.weight.shape)}")
+            shape = tuple(self.weight.shape)
+            raise ShapeError(f"a head's weight has the shape {shape}; give a matrix (classes, width)")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ShapeError(f"{self.classes} classes need a bias ({self.classes},), got {tuple(self.bias.shape)}")
         for name, tensor in self.tensors().items():

@@ -15,7 +15,7 @@ PACKAGES = {
     "onnxscript": ("ONNX Script", "onnx"),
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("Ray Data", "ray"),
-    "pandas": ("pandas", "ray"),  # which Ray Data needs
+    "pandas": ("pandas", "dataframe"),
     "fastapi": ("FastAPI", "serve"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),

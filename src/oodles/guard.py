@@ -49,7 +49,11 @@ MOST_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
 
 
 class Verdict(NamedTuple):
-    """A guard's answer for a batch: the model's own logits, its label, the score, and whether the input is ID."""
+    """A guard's answer for a batch: the model's own logits, its label, the score, and whether the input is ID.
+
+    >>> Verdict(torch.tensor([[0.2, 3.0]]), torch.tensor([1]), torch.tensor([3.1]), torch.tensor([True])).is_id
+    tensor([True])
+    """
 
     logits: Tensor
     label: Tensor
@@ -68,6 +72,12 @@ class Guard(nn.Module):
     ``oodles score`` treats images the same way. ``classes`` are the names of the model's classes, in order; by default
     those in ``model.config.id2label``. ``multilabel`` says whether an input may have several classes; by default what
     the model shows.
+
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> guard = Guard.fit(model, [torch.randn(400, 4)], detector="knn")
+    >>> guard(torch.full((1, 4), torch.nan)).is_id  # what cannot be scored is never ID
+    tensor([False])
     """
 
     def __init__(
@@ -136,11 +146,8 @@ class Guard(nn.Module):
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
         first = _first_inputs(model, train, labels)
-        if (
-            head is None
-            and (chosen is None or not needs_head(chosen))
-            and not (first is None or has_linear_head(model, first, device))
-        ):
+        optional = head is None and (chosen is None or not needs_head(chosen))
+        if optional and first is not None and not has_linear_head(model, first, device):
             head = False
         layers = () if chosen is None else layers_of([chosen])
         options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
@@ -169,6 +176,9 @@ class Guard(nn.Module):
         if guard.preprocessing is None and first is not None:
             guard._probe = probe_like(first)
         return guard
+
+    def __repr__(self) -> str:
+        return f"Guard({type(self.model).__name__}, {self.detector.spec}, score >= {self.threshold.value:.7g})"
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
@@ -248,12 +258,10 @@ class Guard(nn.Module):
             forward = ForwardPass(network, False, layers)
         shape, found_head = self.detector.shape_, forward.feature_head()
         if shape is not None and found_head is not None:
-            found = [found_head.width, found_head.classes]
-            if shape.tolist() != found:
-                raise ShapeError(
-                    f"{self.detector} was fitted on (width, classes) {tuple(shape.tolist())}, this model has "
-                    f"{tuple(found)}; fit it on this model's features"
-                )
+            want, found = tuple(shape.tolist()), (found_head.width, found_head.classes)
+            if want != found:
+                fact = f"was fitted on (width, classes) {want}, this model has {found}"
+                raise ShapeError(f"{self.detector} {fact}; fit it on this model's features")
         if found_head is not None:
             check_head(self.detector, found_head)
         if forward.multilabel if self.multilabel is None else self.multilabel:
@@ -315,6 +323,7 @@ class Guard(nn.Module):
             forward = self._forward_pass(rows)
             exportable = Exportable(
                 lambda part: self(*part.args, **part.kwargs),
+                lambda part: self.explain(*part.args, **part.kwargs),
                 forward,
                 self.detector,
                 self.threshold,
@@ -370,7 +379,7 @@ class Guard(nn.Module):
         rounded = not known and test is not None and model_fingerprint(model) in test.copies
         if not known and not rounded:
             raise FileError(
-                f"{path} guards another model: the weights or hyperparameters differ from those it was saved with"
+                f"{path} guards another model: the weights or hyperparameters differ; load it with that one"
             )
         guard = cls(
             model,

@@ -20,6 +20,8 @@ from oodles.score_keys import score_keys
 if TYPE_CHECKING:  # rows and their tables do not need torch
     import torch
 
+__all__ = ["Row", "aupr", "auroc", "detection_error", "evaluate", "fpr_at_tpr"]
+
 Scores: TypeAlias = "npt.ArrayLike | torch.Tensor"
 Array = npt.NDArray[Any]
 Kind = Literal["id", "ood"]
@@ -37,6 +39,10 @@ class Row:
     ``fpr95`` is the paper's: the fraction of OOD accepted when 95 % of ID is accepted (ID positive). ``fpr95_ood`` is
     OpenOOD's: the fraction of ID rejected when 95 % of OOD is rejected (OOD positive). ``run`` names the checkpoint if
     there are several.
+
+    >>> row = evaluate([2.0, 3.0], [0.0, 2.5], detector="msp", ood_set="noise")
+    >>> row.fpr95, row.auroc, row.as_dict()["ood_set"]
+    (0.5, 0.75, 'noise')
     """
 
     detector: str

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from oodles import __version__
-from oodles.calibration import MOST_SCORES, Threshold
+from oodles.calibration import Threshold, are_kept_scores
 from oodles.columns import is_finite
 from oodles.detectors import Detector
-from oodles.detectors.base import INPUTS, Described, check_fitted, class_key, extra_columns
+from oodles.detectors.base import INPUTS, check_fitted, extra_columns
+from oodles.detectors.described import Described, class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of
@@ -70,12 +71,26 @@ class _GuardFields(_DetectorFields):
 
 
 def save_detector(detector: Detector, path: str | Path) -> None:
-    """Write a fitted detector to the folder ``path``; replacing an earlier one is a single atomic step."""
+    """Write a fitted detector to the folder ``path``; replacing an earlier one is a single atomic step.
+
+    >>> import tempfile
+    >>> from oodles.detectors import KNN
+    >>> from oodles.testing import example_features
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_detector(KNN(k=5).fit(example_features()), folder)
+    ...     load_detector(folder)
+    <KNN(k=5, bank=10000), fitted on (width, classes) (24, 5)>
+    """
     _save(Path(path) / RECORD, detector, {"kind": KIND, "schema": SCHEMA}, _DetectorFields)
 
 
 def load_detector(path: str | Path) -> Detector:
-    """Read a detector that :func:`save_detector` wrote; anything altered, newer or unexpected is refused."""
+    """Read a detector that :func:`save_detector` wrote; anything altered, newer or unexpected is refused.
+
+    >>> load_detector("nowhere")
+    Traceback (most recent call last):
+    oodles.errors.FileError: nowhere/detector.json does not exist, so nowhere does not hold a saved detector
+    """
     detector, _, _ = _load(Path(path) / RECORD, None)
     return detector
 
@@ -198,10 +213,8 @@ def _id_scores(path: Path, scores: Tensor | None, record: Record) -> npt.NDArray
     if scores is None:
         return None
     given = scores.numpy() if scores.dtype in (torch.float32, torch.float64) else np.empty(0)
-    if given.ndim != 1 or not 1 <= len(given) <= record["threshold"]["calibration_size"] or len(given) > MOST_SCORES:
+    if not are_kept_scores(given) or len(given) > record["threshold"]["calibration_size"]:
         raise FileError(f"{path} has no usable scores of its calibration set; write it again")
-    if not (np.isfinite(given).all() and (given[1:] >= given[:-1]).all()):
-        raise FileError(f"{path} has scores of its calibration set that are not finite or not sorted; write it again")
     return given
 
 

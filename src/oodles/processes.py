@@ -32,6 +32,11 @@ class Processes:
     """The processes that work together, seen from one of them; the default is a process on its own.
 
     What is exchanged must be exchanged by all: each process makes the same calls in the same order.
+
+    >>> [list(Processes(rank, 3).share(range(10))) for rank in range(3)]
+    [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    >>> Processes().meet("alone")
+    ['alone']
     """
 
     rank: int = 0
@@ -147,6 +152,10 @@ def join() -> Iterator[Processes]:
 
     All of them must enter and leave the block. An error in one of them ends the block in all. Without other processes
     the block runs as it is.
+
+    >>> with join() as processes:  # in a script that torchrun did not start
+    ...     processes.size
+    1
     """
     initialised = distributed.is_available() and distributed.is_initialized()
     if _joined or (not initialised and started()[1] == 1):

@@ -19,11 +19,17 @@ from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, 
 from oodles.features import Features, Head
 from oodles.persistence import load_detector, save_detector
 
+__all__ = ["check_detector", "example_features"]
+
 Check = Callable[[Detector, Features], None]
 
 
 def example_features(rows: int = 300, width: int = 24, classes: int = 5, seed: int = 0) -> Features:
-    """Small labelled features like those of a ReLU network: non-negative, one unit dead, classes separated."""
+    """Small labelled features like those of a ReLU network: non-negative, one unit dead, classes separated.
+
+    >>> example_features(rows=100, classes=4)
+    Features(rows=100, width=24, classes=4, labels=yes)
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(rows) % classes
     centres = torch.rand(classes, width, generator=generator) * 2
@@ -39,6 +45,13 @@ def check_detector(detector: Detector, features: Features | None = None) -> None
 
     The detector itself is not fitted, only copies of it. ``features`` are ID features to fit and score on; by default
     :func:`example_features`, with made-up columns for the layers and input steps that it needs.
+
+    >>> class Rank(Detector):
+    ...     def forward(self, embedding, logits, *others):
+    ...         return embedding[:, 0].argsort().argsort().float()
+    >>> check_detector(Rank())
+    Traceback (most recent call last):
+    AssertionError: Rank(): scores depend on the batch size (relative error 0.98)
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the example has a dead unit
@@ -148,10 +161,13 @@ def saving_keeps_scores(detector: Detector, features: Features) -> None:
     """A detector that was saved and loaded, or filled from a state dict, gives the same scores bit for bit."""
     scores = fit_and_tune(copy.deepcopy(detector), features).score(features)
     fitted = fit_and_tune(copy.deepcopy(detector), features)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "detector"
-        save_detector(fitted, path)
-        loaded = load_detector(path)
+    if type(detector).__module__ == "__main__":
+        warnings.warn(f"{detector} is of a script or notebook: move its class to a module to save it", stacklevel=3)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "detector"
+            save_detector(fitted, path)
+            loaded = load_detector(path)
         assert type(loaded) is type(fitted), f"{detector} is loaded as {loaded}"
         assert loaded.spec == fitted.spec, f"{detector} is loaded as {loaded}"
         assert torch.equal(loaded.score(features), scores), f"{detector}: loading changes scores"

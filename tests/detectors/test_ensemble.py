@@ -15,7 +15,8 @@ from support.networks import Net, pictures, seeded, spread
 
 import oodles as ood
 from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
-from oodles.detectors.base import Detector, describe
+from oodles.detectors.base import Detector
+from oodles.detectors.described import describe
 from oodles.detectors.ensemble import FEWEST_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
 from oodles.detectors.network_detector import layers_of, steps_of
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError

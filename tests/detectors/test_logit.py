@@ -99,7 +99,7 @@ def test_any_three_stages_combine(
         assert again.spec == detector.spec
         assert stages_of(again) == stages_of(detector)
         if len(stages_of(detector)[0]) > 1:
-            assert repr(again) == repr(detector)
+            assert str(again) == str(detector)
         assert torch.equal(again.fit(features).score(features), got)
 
         mask = np.ones(weight.shape, dtype=bool)

@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Mapping, Sequence
 
+from oodles.bench.rows import Rows
 from oodles.detectors import Detector, fit_together
 from oodles.detectors.parse import as_detector
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
-from oodles.metrics import Names, Row, evaluate
+from oodles.metrics import Names, evaluate
 
 
 def benchmark(
@@ -19,12 +20,25 @@ def benchmark(
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-) -> list[Row]:
+) -> Rows:
     """Fit each detector on ``train`` and compare its scores on the ID set ``test`` with those on each OOD set.
 
     All detectors are fitted in one pass over ``train``. Returns one row per detector and OOD set, named by the
     detector's spec or key. ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint. Detectors may be
     given as text. Those that learn from labels are left out, with a warning, if ``train`` has none.
+
+    >>> from oodles.testing import example_features
+    >>> train, test = example_features().split(0.5)
+    >>> other = Features(example_features(seed=1).embedding, head=train.head)
+    >>> rows = benchmark(["energy", "knn(5)"], train=train, test=test, ood={"other": other})
+    >>> print(rows)
+               average other
+    ────────────────────────
+    energy   80.0/62.5  80.0
+    knn(k=5) 13.0/98.2  13.0
+    average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better
+    >>> rows[0].n_id, rows[0].ood_set
+    (150, 'other')
     """
     if not ood:
         raise DataError("there is no OOD set to compare with; give at least one")
@@ -63,9 +77,9 @@ def evaluate_detectors(
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-) -> list[Row]:
+) -> Rows:
     """The rows of detectors that are already fitted."""
-    rows = []
+    rows = Rows()
     for name, detector in detectors.items():
         id_scores = detector.score(test)
         for ood_set, features in ood.items():

@@ -29,6 +29,12 @@ class Suite:
     OpenOOD's suites average over ``groups`` of OOD sets and leave ``detectors`` empty, which stands for all of them.
     ``lists`` are their image lists, each with the folder that its paths are relative to; a set is read by its list if
     both are there. ``other_transform`` is for another network than ``model``, if that needs a different one.
+
+    >>> paper = suite("cifar10")
+    >>> paper.classes, paper.p, list(paper.ood)[:2]
+    (10, 0.9, ['svhn', 'lsun_crop'])
+    >>> paper.missing(Path("nowhere")) == list(paper.ood)
+    True
     """
 
     name: str
@@ -117,7 +123,11 @@ class Suite:
 
 
 def suite(name: str) -> Suite:
-    """A suite by name, the paper's or OpenOOD's."""
+    """A suite by name, the paper's or OpenOOD's.
+
+    >>> suite("cifar100").model
+    'oodles.models:densenet101(num_classes=100)'
+    """
     suites = SUITES | OPENOOD
     if name not in suites:
         raise ArgumentError(f"suite {name!r} must be one of {', '.join(suites)}")

@@ -1,10 +1,11 @@
-"""Views of rows: one table of cells, rendered for the terminal, as Markdown, LaTeX, CSV or JSON."""
+"""Views of rows: one table of cells, rendered for the terminal, as HTML, Markdown, LaTeX, CSV or JSON."""
 
 import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -200,6 +201,18 @@ def markdown(view: View) -> str:
         texts = ["<br>".join([_mark(cell, " / ", "**{}**".format), *cell.notes]) for cell in cells]
         lines.append(f"| {_escape_bars(label)} | {' | '.join(texts)} |")
     return "\n".join([*lines, "", f"*{view.caption}.*", ""])
+
+
+def html(view: View) -> str:
+    """The table in HTML, without a style of its own, so that it looks as tables do where it is shown."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in ("", *view.columns))
+    lines = []
+    for label, cells in view.lines:
+        texts = ["<br>".join([_mark(cell, " / ", "<b>{}</b>".format), *map(escape, cell.notes)]) for cell in cells]
+        lines.append(f"<tr><th>{escape(label)}</th>{''.join(f'<td>{text}</td>' for text in texts)}</tr>")
+    body = "\n".join(lines)
+    caption = f"<caption>{escape(view.caption)}</caption>"
+    return f"<table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
 
 
 def latex(view: View) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 from oodles.detectors.base import Detector, fit_together
 from oodles.detectors.default import default_detector
 from oodles.detectors.ensemble import combine
-from oodles.detectors.logit import LogitDetector, ScoreDetector, Shape, Sparsifier
+from oodles.detectors.logit import LogitDetector, Shape, Sparsifier
 from oodles.detectors.network_detector import NetworkDetector
 from oodles.detectors.parse import detector_list, parse
 from oodles.detectors.registry import BUILT_IN, find_class, register
+from oodles.detectors.score_only import ScoreDetector
 
 __all__ = [
     "Detector",

@@ -25,6 +25,10 @@ class AdaSCALE(NetworkDetector):
     percentile from ``high``, for the smallest, to ``low``. ``scaled="embedding"`` scales like SCALE (AdaSCALE-A),
     ``scaled="logits"`` like LTS (AdaSCALE-L). It costs one more forward and backward pass per image, and is tuned on
     held-out ID images.
+
+    >>> detector = AdaSCALE()
+    >>> [(step.column, step.share) for step in detector.steps()], detector.tuned
+    ([('layer.adascale(epsilon=0.5, share=0.05)', 0.05)], False)
     """
 
     learns_from = ("embedding", "head")

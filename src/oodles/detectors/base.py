@@ -1,16 +1,15 @@
 """``Detector``: what every method shares, so that a method writes only its mathematics."""
 
-import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import Tensor
 
-from oodles.calls import write_call
 from oodles.columns import is_finite, rows_not_finite
+from oodles.detectors.described import Described, describe
+from oodles.detectors.notebook import as_html
 from oodles.detectors.outlier_rows import RowNorms, check_policy, screen
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
@@ -25,62 +24,6 @@ HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than w
 Statistics = dict[str, Any]
 
 
-class Learned(nn.Module):
-    """A module with learned buffers: every annotation ``name_: Tensor`` declares one, which is None until learned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for kind in reversed(type(self).__mro__):
-            for name in inspect.get_annotations(kind):
-                if name.endswith("_") and not name.startswith("_"):
-                    self.register_buffer(name, None)
-
-    @override
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        for name, buffer in self._buffers.items():
-            if buffer is None and prefix + name in state_dict:
-                self._buffers[name] = torch.empty_like(state_dict[prefix + name])
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class Described(Learned):
-    """A module that knows its constructor's arguments: constructors take keywords and store them as given.
-
-    ``name`` is what the registry calls the class in text; it is not inherited.
-    """
-
-    name: ClassVar[str] = ""
-
-    @classmethod
-    def text_name(cls) -> str:
-        """The name of the class in text: the one it is registered under, else ``package.module:Class``."""
-        return cls.__dict__.get("name") or f"{cls.__module__}:{cls.__qualname__}"
-
-    def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments, in its order."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    @property
-    def spec(self) -> str:
-        """The object in one line that :func:`oodles.parse` reads: its name, and arguments that are not defaults."""
-        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        changed = {name: value for name, value in self.text_arguments().items() if value != defaults[name]}
-        return write_call(self.text_name(), changed)
-
-    def text_arguments(self) -> dict[str, Any]:
-        """The arguments as they are written in text."""
-        return self.arguments()
-
-    def extra_repr(self) -> str:
-        """The arguments that are set, as written in a call."""
-        given = self.arguments().items()
-        shown = {name: value for name, value in given if value is not None and (not isinstance(value, tuple) or value)}
-        return ", ".join(f"{name}={getattr(value, '__name__', value)!s}" for name, value in shown.items())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
-
-
 class Detector(Described):
     """Ranks inputs by how in-distribution they look: ``fit`` on ID features, then ``score``.
 
@@ -91,6 +34,12 @@ class Detector(Described):
     A method declares what it ``learns_from`` and ``scores_from`` (``embedding``, ``logits``, ``labels``, ``head``,
     ``layer.<name>``) and implements :meth:`begin`, :meth:`observe`, :meth:`learn` and :meth:`forward`. One that needs
     inner layers or input gradients is a :class:`~oodles.detectors.NetworkDetector`.
+
+    >>> class FirstUnit(Detector):
+    ...     def forward(self, embedding, logits, *others):
+    ...         return embedding[:, 0]
+    >>> FirstUnit().score(Features(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), head=Head(torch.eye(2))))
+    tensor([3., 0.])
     """
 
     learns_from: tuple[str, ...] = ()
@@ -166,7 +115,7 @@ class Detector(Described):
         if self._statistics is None:
             self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
             self._norms, self._device = RowNorms(), other._device
-        self._check_same_model(other._head, other._seen, other)
+        _check_same_model(self, other._head, other._seen, other)
         for name, statistic in self._statistics.items():
             statistic.merge(other._statistics[name])
         self._norms.merge(other._norms)
@@ -209,18 +158,8 @@ class Detector(Described):
                 begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
             self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
             self._norms, self._device = RowNorms(), batch.device
-        self._check_same_model(batch.head, (batch.width, batch.classes), batch)
+        _check_same_model(self, batch.head, (batch.width, batch.classes), batch)
         return self._statistics
-
-    def _check_same_model(self, head: Head | None, seen: tuple[int, int], what: object) -> None:
-        if not self.learns_from:
-            return
-        if seen != self._seen:
-            raise ShapeError(f"{self} has observed (width, classes) {self._seen}, {what} has {seen}")
-        if "head" not in self.learns_from or head is self._head or head is None or self._head is None:
-            return
-        if not head.same_as(self._head):
-            raise ShapeError(f"{self} has observed features of another head; are all of them from the same model?")
 
     # Scoring ----------------------------------------------------------------------------------
 
@@ -241,12 +180,22 @@ class Detector(Described):
     def _remedy(self) -> str:
         return "call .fit(features) first"
 
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
 
 def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_rows: str = "warn") -> None:
     """Fit several detectors in one pass over the features, which may be larger than memory.
 
     Detectors that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
     ``outlier_rows`` is that of :meth:`Detector.fit`; ``drop`` and ``raise`` read the rows once more, beforehand.
+
+    >>> from oodles.detectors import DICE, KNN
+    >>> from oodles.testing import example_features
+    >>> several = [DICE(p=0.9), DICE(p=0.5), KNN()]
+    >>> fit_together(several, example_features())
+    >>> [detector.fitted for detector in several]
+    [True, True, True]
     """
     check_policy(outlier_rows)
     for detector in detectors:
@@ -281,6 +230,20 @@ def learned_columns(detectors: Sequence[Detector]) -> tuple[str, ...]:
     """The columns of numbers that any of the detectors learns from, each once."""
     names = (name for detector in detectors for name in detector.learns_from if name not in ("labels", "head"))
     return tuple(dict.fromkeys(names))
+
+
+def _check_same_model(detector: Detector, head: Head | None, seen: tuple[int, int], what: object) -> None:
+    if not detector.learns_from:
+        return
+    known = detector._head
+    if seen != detector._seen:
+        raise ShapeError(
+            f"{detector} has observed (width, classes) {detector._seen}, {what} has {seen}; are both from one model?"
+        )
+    if "head" not in detector.learns_from or head is known or head is None or known is None:
+        return
+    if not head.same_as(known):
+        raise ShapeError(f"{detector} has observed features of another head; are all of them from the same model?")
 
 
 def _learn_finite(detector: Detector, statistics: Statistics, head: Head) -> None:
@@ -351,22 +314,6 @@ def check_head(detector: Detector, head: Head) -> None:
     known = detector.probe_.cpu().float()
     if (head.probe - known).abs().max() > HEAD_TOLERANCE * known.abs().max().clamp(min=1e-3):
         raise ShapeError(f"{detector} was fitted on features of another head; fit it on features of this model")
-
-
-def class_key(kind: type) -> str:
-    """The name of a class in files: its own name for one of ours, ``package.module:Class`` for a user's."""
-    ours = kind.__module__.partition(".")[0] == "oodles"
-    return kind.__name__ if ours else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def describe(value: Any) -> Any:
-    """Class and every argument, recursively: equal exactly for detectors that may be merged."""
-    if isinstance(value, Described):
-        arguments = {name: describe(argument) for name, argument in value.arguments().items()}
-        return {"class": class_key(type(value)), "arguments": arguments}
-    if isinstance(value, list | tuple):
-        return [describe(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _check_widths(detector: Detector, features: Features) -> None:

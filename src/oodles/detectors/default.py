@@ -37,7 +37,11 @@ def is_signed(embedding: Tensor) -> bool:
 
 
 class ReActScaleDICE(LogitDetector):
-    """ReAct, SCALE and DICE at mild settings, one after another, then energy; together they beat each of them alone."""
+    """ReAct, SCALE and DICE at mild settings, one after another, then energy; together they beat each of them alone.
+
+    >>> print(ReActScaleDICE())
+    ReActScaleDICE(percentile=97, scale=65, p=0.05)
+    """
 
     def __init__(self, *, percentile: float = 97, scale: float = 65, p: float = 0.05) -> None:
         shapes = [ReAct(percentile=percentile), SCALE(percentile=scale)]
@@ -57,6 +61,9 @@ class DefaultEnsemble(RankEnsemble):
 
     Scaling and sparsifying take activations to be positive, as after a ReLU. If more than 5 % of the held-out ID
     activations are negative, as after a LayerNorm, the members are those in ``signed``, unless there are none.
+
+    >>> DefaultEnsemble().detectors
+    ('react(97)+scale(65)+dice(0.05)+energy', 'scale(85)+energy', 'she', 'pnml', 'knn(k=5, bank=2000)', 'vim')
     """
 
     def __init__(
@@ -139,6 +146,11 @@ def default_detector(features: Features | None = None) -> Detector:
 
     Given ``features``, one for what they hold: without embeddings it is made of detectors that need only logits, and
     for a multi-label model of detectors without a softmax.
+
+    >>> default_detector().spec
+    'default'
+    >>> default_detector(Features(logits=torch.eye(3))).spec  # of detectors that need only logits
+    "default(detectors=('energy', 'gen', 'max_logit'), signed=())"
     """
     if features is None or (features.head is not None and not features.multilabel):
         return DefaultEnsemble()

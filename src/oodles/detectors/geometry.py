@@ -29,6 +29,11 @@ class FDBD(_Centred):
     """Mean distance to the decision boundaries, over the distance to the mean embedding (Liu & Qin, ICML 2024).
 
     ``mean over k of (z_y - z_k) / |w_y - w_k|``, divided by ``|h - mean|``, with ``y`` the predicted class.
+
+    >>> head = Head(torch.eye(2))
+    >>> detector = FDBD().fit(Features(torch.tensor([[4.0, 1.0], [0.0, 4.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[4.0, 0.0], [4.0, 3.0]]), head=head))  # close to the boundary is low
+    tensor([0.8835, 0.3430])
     """
 
     inverse_: Tensor
@@ -52,6 +57,11 @@ class NCI(_Centred):
     """Alignment of the centred embedding with its class's weights, plus a fraction of its norm (Liu & Qin, CVPR 2025).
 
     ``w_y . (h - mean) / |h - mean| + alpha |h|_1`` with ``y`` the predicted class.
+
+    >>> head = Head(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    >>> detector = NCI().fit(Features(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[4.0, 0.0], [9.0, 8.0]]), head=head))  # the second is between them
+    tensor([1.4146, 0.1102])
     """
 
     weight_: Tensor
@@ -77,6 +87,11 @@ class SHE(Detector):
 
     The mean is over the class's correctly classified training rows; over all its rows if there are none, and over all
     rows if the class is empty.
+
+    >>> head = Head(torch.eye(2))
+    >>> detector = SHE().fit(Features(torch.tensor([[4.0, 0.0], [0.0, 2.0]]), head=head, labels=torch.tensor([0, 1])))
+    >>> detector.score(Features(torch.tensor([[3.0, 1.0], [1.0, 3.0]]), head=head))  # 3 x 4, and 3 x 2
+    tensor([12.,  6.])
     """
 
     learns_from = ("embedding", "logits", "labels")
@@ -113,6 +128,11 @@ class CADRef(Detector):
     ``n = sum relu(-d s) / |h|_1``: ``-(p / energy(z) + n / mean ID energy)``. An energy below a thousandth of the mean
     counts as that, because dividing by a negative one would reverse the ranking. A class that is never predicted on
     training rows has the mean of all rows.
+
+    >>> head = Head(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    >>> detector = CADRef().fit(Features(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[4.0, 1.0], [2.0, 1.0]]), head=head))  # the first is closer to its class
+    tensor([-0.0500, -0.2500])
     """
 
     learns_from = ("embedding", "logits", "head")
@@ -155,6 +175,11 @@ class MCM(Detector):
 
     The classes are the head's weights, in a zero-shot classifier the embeddings of the class names. A head's own scale,
     often 100, is left out, because it would make the softmax nearly one-hot.
+
+    >>> head = Head(torch.eye(2))
+    >>> detector = MCM().fit(Features(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[1.0, 0.0]]), head=head)).exp()  # the softmax of the cosines 1 and 0
+    tensor([0.7311])
     """
 
     learns_from = ("embedding", "head")

@@ -36,6 +36,9 @@ class Gram(NetworkDetector):
     most 400 of them. Rows predicted as a class without training rows are compared with the range of all classes. The
     paper uses every convolution and ReLU and 10 orders; the default layers are those of torchvision's ResNets. It
     keeps two numbers per class, layer, order and channel, and refuses more than 50 million of each.
+
+    >>> Gram(layers=("layer3", "layer4")).layers  # reduced while the network runs, since maps are large
+    ('layer3:gram(5)', 'layer4:gram(5)')
     """
 
     low_: Tensor

@@ -8,7 +8,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,11 +16,12 @@ from typing_extensions import override
 
 from oodles.calls import write_call
 from oodles.detectors.argument_checks import check_positive, check_whole
-from oodles.detectors.base import Described, Detector, Statistics, describe
+from oodles.detectors.base import Detector, Statistics
+from oodles.detectors.described import Described, describe
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Head
-from oodles.functional import doctor, energy, entropy, gen, joint_energy, max_logit, msp
+from oodles.functional import energy, gen, joint_energy, max_logit
 
 ScoreFunction = Callable[..., Tensor]
 SCORES: dict[ScoreFunction, str] = {}  # of the registered score functions, in text and in files
@@ -55,7 +56,7 @@ class Score(Described):
     def spec(self) -> str:
         return write_call(self.name_of_function(), self._changed(), "temperature")
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         given = "".join(f", {name}={value}" for name, value in self._changed().items())
         return f"partial({self.name_of_function()}{given})" if given else self.name_of_function()
 
@@ -80,6 +81,13 @@ class LogitDetector(Detector):
     :func:`oodles.functional.energy`, with its parameters fixed by ``functools.partial``. A shape or a sparsifier is
     itself such a detector, with nothing else in its chain: ``ReAct(percentile=90)`` alone scores with the energy of
     clipped activations, and ``DICE(p=0.7, shape=ReAct(percentile=90))`` has both stages.
+
+    >>> from oodles.detectors import DICE, ReAct
+    >>> from oodles.functional import msp
+    >>> LogitDetector(shape=ReAct(percentile=90), sparsify=DICE(p=0.7), score=msp).spec
+    'react(90)+dice(0.7)+msp'
+    >>> LogitDetector().dense  # nothing precedes the score: the energy of the network's own logits
+    True
     """
 
     _shares_statistics = True
@@ -223,7 +231,15 @@ class Stage(LogitDetector):
 
 
 class Shape(Stage):
-    """A map from embedding to embedding, ``(n, m) -> (n, m)``; alone, a detector with that one shape."""
+    """A map from embedding to embedding, ``(n, m) -> (n, m)``; alone, a detector with that one shape.
+
+    >>> import torch
+    >>> class Halve(Shape):
+    ...     def transform(self, embedding):
+    ...         return embedding / 2
+    >>> Halve().transform(torch.tensor([[2.0, 4.0]]))
+    tensor([[1., 2.]])
+    """
 
     def __init__(self, score: ScoreFunction = energy) -> None:
         super().__init__(score=score)
@@ -248,7 +264,15 @@ Shapes: TypeAlias = Shape | Sequence[Shape]
 
 
 class Sparsifier(Stage):
-    """A map from head to head that keeps some weights; ``p`` is the fraction dropped. ``shape`` may precede it."""
+    """A map from head to head that keeps some weights; ``p`` is the fraction dropped. ``shape`` may precede it.
+
+    >>> import torch
+    >>> class PositiveWeights(Sparsifier):
+    ...     def mask(self, weight, mean):
+    ...         return weight > 0
+    >>> PositiveWeights(p=0.5).mask(torch.tensor([[1.0, -2.0]]), torch.ones(2))
+    tensor([[ True, False]])
+    """
 
     def __init__(self, *, p: float = 0.9, shape: Shapes = (), score: ScoreFunction = energy) -> None:
         super().__init__(shape=shape, score=score)
@@ -263,82 +287,6 @@ class Sparsifier(Stage):
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
         """True where a weight of ``(C, m)`` is kept, given the mean ID embedding ``(m,)``."""
         raise NotImplementedError
-
-
-class ScoreDetector(LogitDetector):
-    """A score alone: a function of the network's own logits, ``function``."""
-
-    function: ClassVar[ScoreFunction]
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(score=partial(type(self).function, **settings))
-
-    @override
-    def arguments(self) -> dict[str, Any]:
-        return {name: self.scoring.settings[name] for name in inspect.signature(type(self)).parameters}
-
-
-class MSP(ScoreDetector):
-    """Maximum softmax probability, as a logarithm (Hendrycks & Gimpel, ICLR 2017)."""
-
-    function = staticmethod(msp)
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
-
-
-class MaxLogit(ScoreDetector):
-    """Largest logit (Hendrycks et al., ICML 2022)."""
-
-    function = staticmethod(max_logit)
-
-    def __init__(self) -> None:
-        super().__init__()
-
-
-class Energy(ScoreDetector):
-    """Negative free energy of the logits (Liu et al., NeurIPS 2020)."""
-
-    function = staticmethod(energy)
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
-
-
-class Entropy(ScoreDetector):
-    """Negative entropy of the softmax."""
-
-    function = staticmethod(entropy)
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
-
-
-class GEN(ScoreDetector):
-    """Negative generalised entropy of the largest softmax probabilities (Liu et al., CVPR 2023)."""
-
-    function = staticmethod(gen)
-
-    def __init__(self, *, gamma: float = 0.1, top: int = 100) -> None:
-        super().__init__(gamma=gamma, top=top)
-
-
-class JointEnergy(ScoreDetector):
-    """Sum of the energies of all classes, for multi-label models (Wang et al., NeurIPS 2021)."""
-
-    function = staticmethod(joint_energy)
-
-    def __init__(self) -> None:
-        super().__init__()
-
-
-class DOCTOR(ScoreDetector):
-    """Logarithm of the probability that two draws from the softmax agree (Granese et al., NeurIPS 2021)."""
-
-    function = staticmethod(doctor)
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
 
 
 Kind = TypeVar("Kind", bound=Stage)

@@ -15,6 +15,7 @@ from oodles.detectors.network_detector import SteppedDetector
 from oodles.detectors.statistics import ClassMoments, Statistic
 from oodles.detectors.tied_gaussian import TiedGaussian
 from oodles.errors import ArgumentError, DataError
+from oodles.extras import needed_by
 from oodles.features import Features, Head
 from oodles.metrics import evaluate
 from oodles.steps import Step
@@ -35,6 +36,12 @@ class Mahalanobis(SteppedDetector):
     is computed after an input step that lowers it; with None the step is the one of the authors' grid with the lowest
     FPR95 on 500 further images against their adversarial copies. The DICE paper's steps: 0 on CIFAR, 0.001 on
     ImageNet.
+
+    >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
+    >>> test = Features(torch.tensor([[1.0, 2.0], [1.0, 9.0]]), logits=torch.zeros(2, 2))
+    >>> Mahalanobis().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)  # 1 and 8 from a mean
+    tensor([ -1., -64.])
     """
 
     grid = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
@@ -178,10 +185,8 @@ def combine_layers(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
     Both are ``(n, layers)``. It is scikit-learn's cross-validated regression with its default settings, on standardised
     columns, because their scales differ a thousandfold.
     """
-    try:
+    with needed_by("combining layers"):
         from sklearn.linear_model import LogisticRegressionCV
-    except ImportError:
-        raise ArgumentError("combining layers needs scikit-learn; pip install 'oodles[layers]'") from None
     rows = torch.cat([inside, outside])
     mean, spread = rows.mean(dim=0), rows.std(dim=0, correction=0).clamp(min=1e-12)
     truth = np.repeat([1, 0], [len(inside), len(outside)])

@@ -47,7 +47,14 @@ class _OnEmbeddings(Detector):
 
 
 class MahalanobisPP(_OnEmbeddings):
-    """Mahalanobis on embeddings of length 1 (Mahalanobis++; Mueller & Hein, ICML 2025)."""
+    """Mahalanobis on embeddings of length 1 (Mahalanobis++; Mueller & Hein, ICML 2025).
+
+    >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
+    >>> test = Features(torch.tensor([[2.0, 1.0], [20.0, 10.0]]), logits=torch.zeros(2, 2))
+    >>> MahalanobisPP().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)  # by direction
+    tensor([-1.1109, -1.1109])
+    """
 
     @override
     def prepare(self, embedding: Tensor) -> Tensor:
@@ -65,6 +72,12 @@ class RMDS(_OnEmbeddings):
     Both distances agree outside the directions that separate classes, so only those are used: with ``theta`` the
     between-class variances after whitening and ``g``, ``u_c`` the coordinates there, the difference is
     ``sum (g - u_c)^2 - g^2 / (1 + theta)``. Two large numbers are never subtracted from each other.
+
+    >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
+    >>> test = Features(torch.tensor([[1.0, 2.0], [1.0, 9.0]]), logits=torch.zeros(2, 2))
+    >>> RMDS().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)  # y separates nothing
+    tensor([0.9412, 0.9412])
     """
 
     shrink_: Tensor
@@ -93,6 +106,12 @@ class GaussianMixture(_OnEmbeddings):
     """Log density of a mixture of one Gaussian per class with a shared covariance, up to a constant.
 
     ``logsumexp_c (log(n_c / N) - d_c / 2)``: Mahalanobis with every class counted, not only the nearest.
+
+    >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
+    >>> test = Features(torch.tensor([[1.0, 2.0], [1.0, 9.0]]), logits=torch.zeros(2, 2))
+    >>> GaussianMixture().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)
+    tensor([ -1.1931, -32.6931])
     """
 
     prior_: Tensor
@@ -117,6 +136,12 @@ class DDU(Detector):
     ``logsumexp_c (log(n_c / N) - log|S_c| / 2 - d_c / 2)``, as in deep deterministic uncertainty (Mukhoti et al., CVPR
     2023). ``ridge`` times the mean variance is added to each covariance. It holds a matrix per class; for many classes
     or wide embeddings use ``gaussian_mixture``, in which all classes share one.
+
+    >>> from oodles.testing import example_features
+    >>> train = example_features()
+    >>> detector = DDU().fit(train)
+    >>> detector.whitening_.shape  # a matrix for each class
+    torch.Size([5, 24, 24])
     """
 
     learns_from = ("embedding", "labels")

@@ -63,6 +63,10 @@ class KNN(_Neighbours):
     It ranks like minus the distance between normalised embeddings, and stays precise where that is near 0. The authors
     use k = 50 on CIFAR-10 and 200 on CIFAR-100 with all rows, 10 with 1 % of ImageNet; with a sample, k shrinks
     in proportion, so 10 of 10,000 corresponds to 50 of 50,000.
+
+    >>> train = Features(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]))
+    >>> KNN(k=1).fit(train).score(Features(torch.tensor([[5.0, 0.0], [1.0, 1.0]])))  # only directions matter
+    tensor([1.0000, 0.7740])
     """
 
     learns_from = ("embedding",)
@@ -82,6 +86,11 @@ class NNGuide(_Neighbours):
 
     ``s = E(x) * mean of the k largest E_i cos(h, h_i)``. If any training row has a negative energy, energies are
     shifted to be positive on the training rows, because products of negative ones would reverse the ranking.
+
+    >>> head = Head(torch.eye(2))
+    >>> detector = NNGuide(k=1).fit(Features(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[4.0, 0.0], [1.0, 0.0]]), head=head))  # the length matters, too
+    tensor([16.1455,  5.2769])
     """
 
     learns_from = ("embedding", "logits")

@@ -19,6 +19,12 @@ class NetworkDetector(Detector):
     activations to keep, :meth:`steps` the input steps it scores after. While ``tuned`` is False,
     :func:`oodles.selection.tune` runs the :meth:`trials` on held-out ID images, and on adversarial copies of them if
     the method ``learns_against`` such, and calls :meth:`tune`, which fills the buffers ``tunes``.
+
+    >>> from oodles.detectors import ODIN, RankFeat
+    >>> RankFeat(layer="layer4").layers  # for extract(..., layers=)
+    ('layer4', 'layer4:rankfeat')
+    >>> [step.column for step in ODIN(epsilon=0.002).steps()]  # for extract(..., steps=)
+    ['layer.odin(temperature=1000.0, epsilon=0.002, std=())']
     """
 
     layers: tuple[str, ...] = ()

@@ -67,6 +67,11 @@ class ODIN(_OneColumn):
     ``x - epsilon * sign(gradient of -log softmax(z / T)[argmax z])``, then ``log max softmax(z / T)`` of the moved
     input. With ``std`` the step is divided by it per channel, as in the authors' code, so that epsilon is in units of
     raw pixels. The DICE paper uses T = 1000 and epsilon 0.004 on CIFAR, 0 on ImageNet; ``std`` reproduces its rows.
+
+    >>> [step.epsilon for step in ODIN(epsilon=0.004).steps()]  # what extract(..., steps=) runs
+    [0.004]
+    >>> ODIN(epsilon=0).steps(), ODIN().tuned  # no step; one that oodles.selection.tune is to choose
+    ((), False)
     """
 
     grid = ODIN_GRID
@@ -88,7 +93,11 @@ class ODIN(_OneColumn):
 
 
 class IODIN(ODIN):
-    """ODIN with a step that moves only the input value with the largest gradient, as in OpenOOD."""
+    """ODIN with a step that moves only the input value with the largest gradient, as in OpenOOD.
+
+    >>> [(step.column, step.share) for step in IODIN(epsilon=0.1).steps()]
+    [('layer.iodin(temperature=1000.0, epsilon=0.1, std=())', 0.0)]
+    """
 
     share = 0.0
 
@@ -98,6 +107,9 @@ class GODIN(_OneColumn):
 
     Needs a network trained with that head (``oodles train --head-type deconf``); ``layer`` is the name of the module
     that computes the cosines. The DICE paper chose epsilon on 1,000 ID images and got 0.02.
+
+    >>> GODIN(epsilon=0).scores_from  # a column of its own: the cosines of a DeConf head
+    ('layer.fc.cosine',)
     """
 
     grid = GODIN_GRID

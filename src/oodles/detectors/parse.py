@@ -12,8 +12,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from oodles.calls import Call, import_object, read_call, read_expression
 from oodles.detectors.argument_checks import shown
 from oodles.detectors.base import Detector
-from oodles.detectors.logit import CHAIN, LogitDetector, ScoreDetector, Shape, Sparsifier, Stage
+from oodles.detectors.logit import CHAIN, LogitDetector, Shape, Sparsifier, Stage
 from oodles.detectors.registry import entries
+from oodles.detectors.score_only import ScoreDetector
 from oodles.errors import ArgumentError
 
 LARGEST = 1e38  # of single precision
@@ -62,7 +63,12 @@ def as_detector(given: str | Detector) -> Detector:
 
 
 def detector_list() -> list[Detector]:
-    """One of each detector that works on embeddings and logits, at its usual settings."""
+    """One of each detector that works on embeddings and logits, at its usual settings.
+
+    >>> from oodles.detectors import MSP
+    >>> len(detector_list()) > 40, isinstance(detector_list()[0], MSP)
+    (True, True)
+    """
     texts = [text for entry in entries().values() for text in entry.settings()]
     return [parse(text) for text in texts]
 

@@ -21,6 +21,9 @@ class RankFeat(NetworkDetector):
     embedding, so that only pooling and the last layer follow ``layer``. If a ReLU that is not a module comes between,
     add it to the name: ``"bn1:relu"`` for a DenseNet. The default is the name in torchvision's ResNets. The paper
     also averages the logits with those after the block before; this is its variant for the last block alone.
+
+    >>> RankFeat(layer="layer4").layers  # reduced while the network runs, since maps are large
+    ('layer4', 'layer4:rankfeat')
     """
 
     weight_: Tensor

@@ -10,29 +10,20 @@ from importlib.metadata import entry_points
 from typing import TypeVar
 
 from oodles.detectors.adascale import AdaSCALE
-from oodles.detectors.base import Detector, class_key
+from oodles.detectors.base import Detector
 from oodles.detectors.default import DefaultEnsemble, ReActScaleDICE
+from oodles.detectors.described import class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.geometry import FDBD, MCM, NCI, SHE, CADRef
 from oodles.detectors.gradnorm import ExGrad, GradNorm, GradUncertainty
 from oodles.detectors.gram import Gram
-from oodles.detectors.logit import (
-    DOCTOR,
-    GEN,
-    MSP,
-    SCORES,
-    Energy,
-    Entropy,
-    JointEnergy,
-    LogitDetector,
-    MaxLogit,
-    ScoreDetector,
-)
+from oodles.detectors.logit import SCORES, LogitDetector
 from oodles.detectors.mahalanobis import Mahalanobis
 from oodles.detectors.mahalanobis_variants import DDU, RMDS, GaussianMixture, MahalanobisPP
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.odin import GODIN, IODIN, ODIN
 from oodles.detectors.rankfeat import RankFeat
+from oodles.detectors.score_only import DOCTOR, GEN, MSP, Energy, Entropy, JointEnergy, MaxLogit, ScoreDetector
 from oodles.detectors.shapes import ASHB, ASHP, ASHS, LTS, SCALE, VRA, OptFS, ReAct
 from oodles.detectors.sparsifiers import (
     DICE,
@@ -144,13 +135,17 @@ _BY_NAME: dict[str, Entry] = {}
 def register(name: str, *, summary: str = "", paper: str = "") -> Callable[[Kind], Kind]:
     """Decorate a detector of your own so that it can be named in text, listed and benchmarked like a built-in one.
 
-    ``name`` is what it is called in text and on the command line: lower-case letters, digits and ``_``. A package can
-    also announce its detectors in the entry-point group ``oodles.detectors``::
+    ``name`` is what it is called in text and on the command line: lower-case letters, digits and ``_``. (A package can
+    announce its detectors in the entry-point group ``oodles.detectors`` instead.)::
 
         @register("first_logit", summary="the first logit")
         class FirstLogit(Detector):
             def forward(self, embedding, logits, *others):
                 return logits[:, 0]
+
+    >>> register("knn")(Energy)
+    Traceback (most recent call last):
+    oodles.errors.ArgumentError: register('knn'): KNN already has that name; choose another
     """
 
     def keep(kind: Kind) -> Kind:

@@ -31,6 +31,9 @@ class ReAct(Shape):
 
     The percentile is of all activations together, or of each unit separately (``per="unit"``); ``threshold`` is a
     constant to clip at instead. Only the top is clipped: negative activations below the threshold stay as they are.
+
+    >>> ReAct(threshold=1.0).transform(torch.tensor([[0.5, 3.0, -2.0]]))
+    tensor([[ 0.5000,  1.0000, -2.0000]])
     """
 
     threshold_: Tensor
@@ -73,6 +76,14 @@ class VRA(Shape):
 
     The percentiles are of each unit separately, as its authors have them, or of all activations together
     (``per="all"``). Negative activations below the lower percentile become 0 like all others below it, so they rise.
+
+    >>> from oodles.features import Features
+    >>> train = Features(torch.tensor([[0.0, 1.0], [1.0, 2.0], [2.0, 9.0]]), head=Head(torch.eye(2)))
+    >>> shape = VRA(low=50, high=75, per="all").fit(train)
+    >>> shape.low_, shape.high_
+    (tensor(1.5000), tensor(2.))
+    >>> shape.transform(torch.tensor([[1.0, 1.8, 5.0]]))
+    tensor([[0.0000, 1.8000, 2.0000]])
     """
 
     low_: Tensor
@@ -103,6 +114,12 @@ class OptFS(Shape):
     is proportional to what its activations add to the predicted class's logit, ``sum w_yi h_i``, on average over
     training rows, and the vector of all factors has length 1,000. Activations outside become 0. Negative activations
     fall into bins like all others, and the factor of a bin that lowers the predicted class's logit is negative.
+
+    >>> from oodles.features import Features
+    >>> head = Head(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+    >>> train = Features(torch.linspace(0.0, 1.0, 40).view(20, 2), head=head)
+    >>> OptFS(bins=4).fit(train).factors_  # large activations add most to the predicted class
+    tensor([107.0485, 344.9342, 582.8198, 727.9301])
     """
 
     needs = ("rows",)
@@ -154,6 +171,9 @@ class ASHP(_TopUnits):
     """Keep each input's largest activations (ASH-P; Djurisic et al., ICLR 2023).
 
     The largest are by value, not by absolute value, so negative activations are the first to become 0.
+
+    >>> ASHP(percentile=50).transform(torch.tensor([[4.0, 3.0, 1.0, 0.0]]))
+    tensor([[4., 3., 0., 0.]])
     """
 
     @override
@@ -166,6 +186,9 @@ class ASHB(_TopUnits):
 
     The value is the sum of the activations divided by the number kept. Negative activations count as 0, because a
     negative sum would turn the largest activations into negative ones.
+
+    >>> ASHB(percentile=50).transform(torch.tensor([[4.0, 3.0, 1.0, 0.0]]))  # the same sum, in two equal parts
+    tensor([[4., 4., 0., 0.]])
     """
 
     @override
@@ -178,6 +201,9 @@ class ASHS(_TopUnits):
 
     The factor is ``exp(sum / sum of those kept)``; negative activations count as 0 in both sums, and one among the
     largest is kept and scaled.
+
+    >>> ASHS(percentile=50).transform(torch.tensor([[4.0, 3.0, 1.0, 0.0]]))  # two are kept, times exp(8 / 7)
+    tensor([[12.5429,  9.4071,  0.0000,  0.0000]])
     """
 
     @override
@@ -190,6 +216,9 @@ class SCALE(_TopUnits):
 
     The factor is the exponential of the ratio. Negative activations count as 0 in both sums, so that the ratio is at
     least 1, and are scaled like all others; the ratio is 1 if none is positive.
+
+    >>> SCALE(percentile=50).transform(torch.tensor([[4.0, 3.0, 1.0, 0.0]]))  # all are kept, times exp(8 / 7)
+    tensor([[12.5429,  9.4071,  3.1357,  0.0000]])
     """
 
     def __init__(self, *, percentile: float = 85, score: ScoreFunction = energy) -> None:
@@ -205,6 +234,9 @@ class LTS(_TopUnits):
 
     The only shape that acts after the head: the embedding is unchanged, and the logits are multiplied. Negative
     activations count as 0 in the ratio, which is therefore at least 1.
+
+    >>> LTS(percentile=50).logit_factor(torch.tensor([[4.0, 3.0, 1.0, 0.0]]))  # (8 / 7) squared
+    tensor([[1.3061]])
     """
 
     def __init__(self, *, percentile: float = 95, score: ScoreFunction = energy) -> None:

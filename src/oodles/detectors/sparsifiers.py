@@ -17,6 +17,10 @@ class DICE(Sparsifier):
     ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet.
     With ``shape=ReAct(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP. Contributions are signed: a
     negative weight of a unit that is negative on average counts as positive.
+
+    >>> weight, mean = torch.tensor([[2.0, 1.0, -3.0, 0.5]]), torch.tensor([1.0, 4.0, 1.0, 0.1])
+    >>> DICE(p=0.5).mask(weight, mean)  # of the contributions 2, 4, -3 and 0.05, the two largest
+    tensor([[ True,  True, False, False]])
     """
 
     needs = ("mean",)
@@ -27,7 +31,12 @@ class DICE(Sparsifier):
 
 
 class BottomK(Sparsifier):
-    """Keep the weights that contribute least (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep the weights that contribute least (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.tensor([[2.0, 1.0, -3.0, 0.5]]), torch.tensor([1.0, 4.0, 1.0, 0.1])
+    >>> BottomK(p=0.5).mask(weight, mean)  # of the contributions 2, 4, -3 and 0.05, the two smallest
+    tensor([[False, False,  True,  True]])
+    """
 
     needs = ("mean",)
 
@@ -37,7 +46,12 @@ class BottomK(Sparsifier):
 
 
 class TopBottomK(Sparsifier):
-    """Keep the weights whose contributions are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep the weights whose contributions are largest in absolute value (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.tensor([[2.0, 1.0, -3.0, 0.5]]), torch.tensor([1.0, 4.0, 1.0, 0.1])
+    >>> TopBottomK(p=0.5).mask(weight, mean)  # of the contributions 2, 4, -3 and 0.05, the two largest by size
+    tensor([[False,  True,  True, False]])
+    """
 
     needs = ("mean",)
 
@@ -47,7 +61,12 @@ class TopBottomK(Sparsifier):
 
 
 class WeightPruning(Sparsifier):
-    """Keep the weights that are largest in absolute value (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep the weights that are largest in absolute value (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.tensor([[2.0, 1.0, -3.0, 0.5]]), torch.tensor([1.0, 4.0, 1.0, 0.1])
+    >>> WeightPruning(p=0.5).mask(weight, mean)  # the activations do not matter
+    tensor([[ True, False,  True, False]])
+    """
 
     @override
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
@@ -55,7 +74,14 @@ class WeightPruning(Sparsifier):
 
 
 class UnitPruning(Sparsifier):
-    """Keep whole units with the largest weight vectors or mean activations (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep whole units with the largest weight vectors or mean activations (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.tensor([[1.0, 3.0], [2.0, 3.0]]), torch.tensor([5.0, 1.0])
+    >>> UnitPruning(p=0.5).mask(weight, mean), UnitPruning(p=0.5, by="activation").mask(weight, mean)
+    (tensor([[False,  True],
+            [False,  True]]), tensor([[ True, False],
+            [ True, False]]))
+    """
 
     def __init__(
         self, *, p: float = 0.9, by: str = "weight", shape: Shapes = (), score: ScoreFunction = energy
@@ -79,7 +105,13 @@ class _Seeded(Sparsifier):
 
 
 class RandomK(_Seeded):
-    """Keep a fixed random selection of contributions (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep a fixed random selection of contributions (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.ones(2, 4), torch.ones(4)
+    >>> RandomK(p=0.5, seed=1).mask(weight, mean)  # half of all, the same for the same seed
+    tensor([[ True, False,  True, False],
+            [ True, False, False,  True]])
+    """
 
     @override
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
@@ -87,7 +119,13 @@ class RandomK(_Seeded):
 
 
 class WeightDropout(_Seeded):
-    """Keep a fixed random selection of weights: random-k with another draw (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep a fixed random selection of weights: random-k with another draw (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.ones(2, 4), torch.ones(4)
+    >>> WeightDropout(p=0.5, seed=1).mask(weight, mean)
+    tensor([[False, False,  True,  True],
+            [ True,  True, False, False]])
+    """
 
     @override
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
@@ -95,7 +133,13 @@ class WeightDropout(_Seeded):
 
 
 class UnitDropout(_Seeded):
-    """Keep a fixed random selection of whole units (an ablation of Sun & Li, ECCV 2022)."""
+    """Keep a fixed random selection of whole units (an ablation of Sun & Li, ECCV 2022).
+
+    >>> weight, mean = torch.ones(2, 4), torch.ones(4)
+    >>> UnitDropout(p=0.5, seed=1).mask(weight, mean)  # the same units for every class
+    tensor([[False,  True, False,  True],
+            [False,  True, False,  True]])
+    """
 
     @override
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:

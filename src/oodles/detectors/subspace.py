@@ -23,6 +23,11 @@ class Residual(Detector):
 
     The origin is ``-pinv(W) b``, where all logits are zero; the subspace is spanned by the ``dimension`` leading
     eigenvectors of the second moment about it: 1,000 of at least 2,048 units, 512 of at least 768, else half.
+
+    >>> line = Features(torch.tensor([[1.0, 1.0], [2.0, 2.0]]), head=Head(torch.eye(2)))
+    >>> detector = Residual(dimension=1).fit(line)
+    >>> detector.score(Features(torch.tensor([[9.0, 8.0], [1.0, 0.0]]), head=line.head))  # both as far from the line
+    tensor([-0.7071, -0.7071])
     """
 
     learns_from: tuple[str, ...] = ("embedding", "head")
@@ -70,6 +75,12 @@ class ViM(Residual):
 
     ``s = energy - alpha |residual|`` with ``alpha`` the mean largest logit over the mean residual, both over a
     sample of training rows.
+
+    >>> from oodles.testing import example_features
+    >>> detector = ViM(dimension=8).fit(train := example_features())
+    >>> embedding = torch.stack([train.embedding[0], train.embedding[0] + 5 * detector.outside_[:, 0]])
+    >>> detector.score(Features(embedding, logits=train.logits[[0, 0]])).diff() < 0  # leaving the subspace costs
+    tensor([True])
     """
 
     learns_from = ("embedding", "logits", "head")
@@ -117,6 +128,11 @@ class NECO(Detector):
     ``s = |P' x| / |x| * max z`` with ``x`` the embedding standardised per unit and ``P`` the principal directions that
     explain 90 % of its variance, or ``dimension`` of them. If training rows have negative largest logits, logits are
     shifted to be positive, because negative ones would reverse the ranking.
+
+    >>> train = Features(torch.tensor([[2.0, 1.0], [-2.0, -1.0]]), logits=torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    >>> test = Features(torch.tensor([[4.0, 2.0], [4.0, -2.0]]), logits=torch.tensor([[3.0, 0.0], [3.0, 0.0]]))
+    >>> NECO().fit(train).score(test).round(decimals=3)  # in the direction of the training rows, and across it
+    tensor([3., 0.])
     """
 
     learns_from = ("embedding", "logits")
@@ -169,6 +185,11 @@ class PNML(Detector):
     ``a = x^T P x`` and ``o`` the squared length of the part of ``x`` outside their span: ``k = max(o, a / (1 + a))``
     and ``s = -log(sum_c p_c / (p_c + (1 - p_c) p_c^k)) / log C`` with the softmax ``p`` of the head at ``x``. An
     embedding of zeros has no direction and counts as outside (``k = 1``); the formula would call it the most ID of all.
+
+    >>> head = Head(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> detector = PNML().fit(Features(torch.tensor([[4.0, 1.0, 0.0], [1.0, 4.0, 0.0]]), head=head))
+    >>> detector.score(Features(torch.tensor([[4.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), head=head))  # the third unit is new
+    tensor([-0.2319, -0.4150])
     """
 
     learns_from = ("embedding", "head")

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from oodles.detectors.base import Learned
+from oodles.detectors.described import Learned
 from oodles.detectors.statistics import ClassMoments
 from oodles.errors import DataError, FitWarning, ShapeError
 

@@ -24,6 +24,10 @@ class KLMatching(Detector):
     """Minus the KL divergence from the nearest class's mean softmax (KL matching; Hendrycks et al., ICML 2022).
 
     ``-min_k KL(softmax(z) || d_k)``, as the entropy plus ``max_k softmax(z) . log d_k``: one product.
+
+    >>> train = Features(logits=torch.tensor([[4.0, 0.0], [5.0, 1.0], [0.0, 4.0]]))
+    >>> KLMatching().fit(train).score(Features(logits=torch.tensor([[4.5, 0.5], [1.0, 1.0]]))).round(decimals=3)
+    tensor([ 0.0000, -1.3250])
     """
 
     learns_from = ("logits",)
@@ -70,6 +74,10 @@ class TempScale(_OnLabelledLogits):
 
     Fit it on held-out rows, because a network is overconfident on its training rows. The likelihood is
     concave in 1 / T, so Newton steps inside a bracket find its maximum.
+
+    >>> sure = torch.tensor([[4.0, 0.0]] * 4)  # of which one in four is wrong
+    >>> TempScale().fit(Features(logits=sure, labels=torch.tensor([0, 0, 0, 1]))).temperature_  # then 75 % is right
+    tensor(3.6410)
     """
 
     temperature_: Tensor
@@ -119,6 +127,10 @@ class OpenMax(_OnLabelledLogits):
     classified training logits from their mean. Each of the ``top`` largest logits of an input is reduced by the
     probability that its distance from that class is extreme; what is taken away becomes the logit of the unknown class,
     and ``s = logsumexp(remaining) - unknown``: the logarithm of the odds that the input is of a known class.
+
+    >>> train = Features(logits=torch.tensor([[4.0, 0.0], [5.0, 0.0], [7.0, 0.0]]), labels=torch.zeros(3, dtype=int))
+    >>> OpenMax().fit(train).score(Features(logits=torch.tensor([[5.0, 0.0], [50.0, 0.0]])))  # 50 is too much
+    tensor([  4.2148, -49.3069])
     """
 
     centres_: Tensor

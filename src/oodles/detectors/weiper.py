@@ -31,6 +31,11 @@ class WeiPer(Detector):
     A window of an even number of bins takes its extra bin from below, not from above as in the authors' code, because
     that ranks better here. Ranges and mean histograms come from a sample of training rows. It costs as much as
     ``repeats`` heads.
+
+    >>> from oodles.testing import example_features
+    >>> detector = WeiPer(repeats=10).fit(example_features())
+    >>> detector.heads_.shape  # ten copies of the head, moved at random
+    torch.Size([10, 5, 24])
     """
 
     learns_from = ("embedding", "head")

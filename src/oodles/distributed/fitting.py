@@ -16,6 +16,11 @@ def fit(detector: Detector, features: Features, processes: Processes, *, outlier
 
     It has learned what ``detector.fit(features)`` learns. Counts, samples of rows and percentiles are the same exactly.
     Sums, means and covariances are the same up to the rounding of float64, because they are added in another order.
+
+    >>> from oodles.detectors import DICE
+    >>> from oodles.testing import example_features
+    >>> fit(DICE(p=0.5), example_features(), Processes()).fitted  # a process on its own
+    True
     """
     if processes.size == 1:
         return detector.fit(features, outlier_rows=outlier_rows)

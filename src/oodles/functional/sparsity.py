@@ -45,5 +45,10 @@ def keep_random(shape: tuple[int, ...], p: float, seed: int) -> Tensor:
 
 
 def keep_units(values: Tensor, p: float, classes: int) -> Tensor:
-    """:func:`keep_largest` over whole units: one value per column, repeated for every class."""
+    """:func:`keep_largest` over whole units: one value per column, repeated for every class.
+
+    >>> keep_units(torch.tensor([1.0, 3.0, 2.0]), 0.5, classes=2)
+    tensor([[False,  True, False],
+            [False,  True, False]])
+    """
     return keep_largest(values, p).expand(classes, -1)

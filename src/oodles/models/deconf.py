@@ -23,7 +23,11 @@ class Cosine(nn.Module):
 
 
 class DeConf(nn.Module):
-    """Logits ``f_i(x) = h_i(x) / g(x)`` with ``g = sigmoid(batchnorm(linear(embedding)))``."""
+    """Logits ``f_i(x) = h_i(x) / g(x)`` with ``g = sigmoid(batchnorm(linear(embedding)))``.
+
+    >>> DeConf(width=4, num_classes=3).eval()(torch.ones(2, 4)).shape
+    torch.Size([2, 3])
+    """
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()

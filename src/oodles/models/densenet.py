@@ -52,7 +52,11 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Three dense blocks, ReLU, global average pooling, one linear layer."""
+    """Three dense blocks, ReLU, global average pooling, one linear layer.
+
+    >>> DenseNet(num_classes=10, depth=10, growth=4).fc
+    Linear(in_features=9, out_features=10, bias=True)
+    """
 
     def __init__(self, num_classes: int, *, depth: int = 100, growth: int = 12, reduction: float = 0.5) -> None:
         super().__init__()

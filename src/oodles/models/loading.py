@@ -67,6 +67,13 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     """Load a state dict into ``model``: ``.safetensors``, or a torch file read with ``weights_only=True``.
 
     The usual containers (``state_dict``, ``model``, ...) are unwrapped and a ``module.`` prefix is dropped.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+    ...     torch.save({"state_dict": {"module.weight": torch.ones(1, 2)}}, file.name)
+    ...     load_checkpoint(model := nn.Linear(2, 1, bias=False), Path(file.name))
+    >>> model.weight.tolist()
+    [[1.0, 1.0]]
     """
     state = _read_state(path)
     for container in CONTAINERS:

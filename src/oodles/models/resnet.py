@@ -11,7 +11,10 @@ def resnet50(num_classes: int = 1000) -> nn.Module:
     """The network of the paper's ImageNet tables, with an embedding of width 2,048 and untrained weights.
 
     The paper used torchvision's ``IMAGENET1K_V1`` weights (the file ``resnet50-0676ba61.pth``); load them with
-    :func:`oodles.models.load_checkpoint`.
+    :func:`oodles.models.load_checkpoint`. It needs torchvision.
+
+    >>> resnet50(num_classes=10).fc  # doctest: +SKIP
+    Linear(in_features=2048, out_features=10, bias=True)
     """
     with needed_by("resnet50"):
         models = import_module("torchvision.models")

@@ -40,7 +40,11 @@ class Stage(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A convolution, three stages, global average pooling, one linear layer."""
+    """A convolution, three stages, global average pooling, one linear layer.
+
+    >>> SmallResNet(num_classes=10).fc
+    Linear(in_features=256, out_features=10, bias=True)
+    """
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

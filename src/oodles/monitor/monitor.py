@@ -41,6 +41,13 @@ class Monitor:
     of the rule each kind has an equal share, one half of it for its bound and the other for its test.
 
     Memory does not grow with the stream. One thread at a time may use a monitor: the caller sees to that.
+
+    >>> threshold = Threshold(value=0.0, id_rate=0.95, calibration_size=1000)
+    >>> monitor = Monitor(threshold)
+    >>> scores = np.full(200, -1.0)  # all rejected
+    >>> alerts = monitor.observe(score=scores, p_value=scores * math.nan, label=[0] * 200, is_id=scores > 0)
+    >>> [(alert.kind, alert.since) for alert in alerts]
+    [('rejections', 100)]
     """
 
     def __init__(

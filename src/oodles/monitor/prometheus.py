@@ -14,6 +14,12 @@ def write_rules(path: str | Path, guard: str | None = None, *, minimum: int = MI
     """Write a rule file for one guard of the service by its name, or for all: give it under ``rule_files``.
 
     ``minimum`` is the number of inputs in the time span of a rule below which it says nothing.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".yml") as file:
+    ...     write_rules(file.name, "digits")
+    ...     print(Path(file.name).read_text()[:6])
+    groups
     """
     write_bytes(Path(path), rules_text(guard, minimum).encode())
 

@@ -19,6 +19,9 @@ class AlertRule:
     fail; the test of the whole stream is wrong with at most this probability too.
 
     A smaller ``error`` and a larger ``false_alarm_every`` make alarms later.
+
+    >>> AlertRule(false_alarm_every=100_000)
+    AlertRule(false_alarm_every=100000, minimum=100, cooldown=10000, error=0.01)
     """
 
     false_alarm_every: int = 1_000_000
@@ -43,7 +46,11 @@ class AlertRule:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alarm when it was raised: after how many inputs, which evidence was too large, and a sentence on it."""
+    """An alarm when it was raised: after how many inputs, which evidence was too large, and a sentence on it.
+
+    >>> Alert("rejections", 2797, "more inputs are rejected than the calibration set explains").since
+    2797
+    """
 
     kind: str
     since: int

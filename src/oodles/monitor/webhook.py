@@ -26,6 +26,10 @@ class Webhook:
 
     Whoever observes a stream never waits and never fails because of it: the first message that cannot be delivered is
     passed to ``report`` in one line, later ones are dropped silently.
+
+    >>> Webhook("ftp://example.org", print)
+    Traceback (most recent call last):
+    oodles.errors.ArgumentError: a webhook is an address that begins with http:// or https://, got 'ftp://example.org'
     """
 
     def __init__(self, url: str, report: Callable[[str], object], *, seconds: float = SECONDS) -> None:

@@ -81,6 +81,14 @@ def extract(
     ``amp``, ``torch.bfloat16`` or ``torch.float16``, runs the network under autocast; the features keep ``dtype``. With
     ``processes`` (see :func:`oodles.distributed.join`) each of them runs its share of the loader's batches. All must
     make this call, with a loader of all inputs and a store on a disk that they share, and all get all features.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> loader = [(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])) for _ in range(2)]
+    >>> features = extract(model, loader, progress=False)
+    >>> features
+    Features(rows=10, width=8, classes=3, labels=yes)
+    >>> torch.equal(features.head.weight, model[2].weight)
+    True
     """
     check_precision(dtype)
     if amp not in (None, *AMP):

@@ -22,7 +22,12 @@ Array = npt.NDArray[np.float64]
 
 
 def moments(features: Features) -> Moments:
-    """Mean and covariance of the embedding, accumulated over batches in float64."""
+    """Mean and covariance of the embedding, accumulated over batches in float64.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> moments(features).mean()
+    tensor([2., 2.], dtype=torch.float64)
+    """
     total = Moments()
     for batch in features.batches():
         total.add(batch.embedding)
@@ -30,19 +35,35 @@ def moments(features: Features) -> Moments:
 
 
 def id_order(head: Head, id_moments: Moments, label: int) -> Tensor:
-    """Indices of the units, sorted by mean ID contribution to a class, smallest first."""
+    """Indices of the units, sorted by mean ID contribution to a class, smallest first.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> id_order(features.head, moments(features), 1)  # unit 1 lowers the second class
+    tensor([1, 0])
+    """
     return torch.argsort(_class_weight(head, label) * id_moments.mean(), stable=True)
 
 
 def contribution_moments(head: Head, set_moments: Moments, label: int, order: Tensor) -> tuple[Array, Array]:
-    """Mean and variance of each unit's contribution to a class on one data set, units in ``order`` (figures 1, 4)."""
+    """Mean and variance of each unit's contribution to a class on one data set, units in ``order`` (figures 1, 4).
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> contribution_moments(features.head, moments(features), 1, torch.tensor([0, 1]))
+    (array([ 4., -2.]), array([4., 4.]))
+    """
     weight = _class_weight(head, label)
     mean, variance = weight * set_moments.mean(), weight**2 * set_moments.covariance().diagonal()
     return mean[order].numpy(), variance[order].numpy()
 
 
 def contribution_covariance(head: Head, set_moments: Moments, label: int, order: Tensor) -> Array:
-    """Covariance matrix of the contributions to a class on one data set, units in ``order`` (appendix figure)."""
+    """Covariance matrix of the contributions to a class on one data set, units in ``order`` (appendix figure).
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> contribution_covariance(features.head, moments(features), 1, torch.tensor([0, 1]))
+    array([[ 4., -4.],
+           [-4.,  4.]])
+    """
     weight = _class_weight(head, label)
     matrix = weight[:, None] * set_moments.covariance() * weight[None, :]
     return matrix[order][:, order].numpy()
@@ -56,6 +77,11 @@ class Variances:
     outputs. ``independent`` is the reduction by the paper's lemma: the sum of the dropped units' variances.
     ``cross_all`` and ``cross_kept`` are twice the sums of the covariances of all pairs of units and of pairs of kept
     units, which ``correlated`` takes into account.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> found = variances(features.head, torch.tensor([[True, False], [True, True]]), features)
+    >>> found.full, found.kept, found.correlated
+    (array([9., 0.]), array([1., 0.]), array([8., 0.]))
     """
 
     full: Array
@@ -78,7 +104,12 @@ class Variances:
 
 
 def variances(head: Head, mask: Tensor, features: Features, set_moments: Moments | None = None) -> Variances:
-    """Output variance of every class with all weights and with those of ``mask`` (``(C, m)``, True = kept)."""
+    """Output variance of every class with all weights and with those of ``mask`` (``(C, m)``, True = kept).
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> variances(features.head, torch.tensor([[True, False], [True, True]]), features).ratio
+    array([0.11111111, 1.        ])
+    """
     if mask.shape != head.weight.shape:
         raise ShapeError(f"the mask has shape {tuple(mask.shape)}, the head's weight {tuple(head.weight.shape)}")
     covariance = (set_moments or moments(features)).covariance()
@@ -93,7 +124,13 @@ def variances(head: Head, mask: Tensor, features: Features, set_moments: Moments
 
 
 def drop_lowest(head: Head, id_moments: Moments, dropped: int) -> Tensor:
-    """The mask of the paper's lemma: each class keeps all but the ``dropped`` units of smallest ID contribution."""
+    """The mask of the paper's lemma: each class keeps all but the ``dropped`` units of smallest ID contribution.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> drop_lowest(features.head, moments(features), 1)
+    tensor([[False,  True],
+            [ True, False]])
+    """
     if not 0 <= dropped < head.width:
         raise ArgumentError(f"dropped={dropped} must lie between 0 and {head.width - 1} for {head.width} units")
     ranks = torch.argsort(torch.argsort(head.weight.double() * id_moments.mean(), dim=1, stable=True), dim=1)
@@ -101,7 +138,13 @@ def drop_lowest(head: Head, id_moments: Moments, dropped: int) -> Tensor:
 
 
 def dice_mask(head: Head, id_moments: Moments, p: float) -> Tensor:
-    """The mask of DICE itself: the largest contributions over all classes."""
+    """The mask of DICE itself: the largest contributions over all classes.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> dice_mask(features.head, moments(features), 0.5)
+    tensor([[False, False],
+            [ True, False]])
+    """
     return DICE(p=p).mask(head.weight, id_moments.mean())
 
 
@@ -117,7 +160,12 @@ def near_zero(matrix: Array, tolerance: float = 0.01) -> float:
 
 
 def class_outputs(head: Head, mask: Tensor, features: Features, label: int) -> tuple[Array, Array]:
-    """Output of one class for each row, with all weights and with the kept ones (figure 2)."""
+    """Output of one class for each row, with all weights and with the kept ones (figure 2).
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> class_outputs(features.head, torch.tensor([[True, True], [True, False]]), features, 1)
+    (array([2., 2.]), array([2., 6.]))
+    """
     weight, bias = _class_weight(head, label), 0.0 if head.bias is None else float(head.bias[label])
     both = torch.stack([weight, weight * mask[label]], dim=1)
     outputs = torch.cat([batch.embedding.double() @ both for batch in features.batches()]) + bias
@@ -125,7 +173,12 @@ def class_outputs(head: Head, mask: Tensor, features: Features, label: int) -> t
 
 
 def variance_ratios(head: Head, id_moments: Moments, p: float, ood: Mapping[str, Features]) -> dict[str, Array]:
-    """The paper's claim, measured: each class's output variance with DICE over that without, per OOD set."""
+    """The paper's claim, measured: each class's output variance with DICE over that without, per OOD set.
+
+    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
+    >>> variance_ratios(features.head, moments(features), 0.25, {"ood": Features(torch.eye(2), head=features.head)})
+    {'ood': array([1.        , 0.44444444])}
+    """
     weight = head.weight.double()
     kept = weight * dice_mask(head, id_moments, p)
     ratios = {}
@@ -136,7 +189,11 @@ def variance_ratios(head: Head, id_moments: Moments, p: float, ood: Mapping[str,
 
 
 def head_of(features: Features) -> Head:
-    """The head of the features, which the analysis needs."""
+    """The head of the features, which the analysis needs.
+
+    >>> head_of(Features(torch.eye(2), head=Head(torch.eye(2)))).shape
+    (2, 2)
+    """
     if features.head is None:
         raise DataError(f"{features} has no head; the analysis needs the weights of the last layer")
     return features.head

@@ -59,6 +59,13 @@ def select(
     A mean over kinds rewards a detector that is excellent against noise and poor against something else; the worst
     rank alone depends on a single kind. The utility is the mean of both. The default (:func:`oodles.default_detector`)
     is kept unless another is better by more than one standard error, in at least half of the resamples of the rows.
+
+    >>> from oodles.selection import mixed_features
+    >>> from oodles.testing import example_features
+    >>> train, held_out = example_features(rows=600).split(0.5)
+    >>> choice = select(train=train, held_out=held_out, outliers=mixed_features(held_out), candidates=["knn(5)", "vim"])
+    >>> len(choice.candidates), sorted(choice.candidates[0].auroc)
+    (4, ['mixed', 'shuffled'])
     """
     if not outliers:
         raise ArgumentError("there are no outliers to compare ID rows with; see oodles.selection.outlier_features")

@@ -102,7 +102,12 @@ class NoiseImages:
 
 
 def noise_features(model: nn.Module, images: Any, *, count: int = 1000, seed: int = 0, **options: Any) -> Features:
-    """Features of ``count`` noise images of the shape of ``images``: a batch, or a loader to take one from."""
+    """Features of ``count`` noise images of the shape of ``images``: a batch, or a loader to take one from.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> noise_features(model, torch.rand(2, 3, 2, 2), count=50, progress=False)
+    Features(rows=50, width=8, classes=3, labels=no)
+    """
     first, _ = first_images(BatchReader(unwrap(model)), [images] if isinstance(images, Tensor) else images, 1)
     shape = first.shape[1:]
     return extract(model, NoiseImages(shape, count, seed=seed), labels=False, **options)
@@ -122,6 +127,11 @@ def outlier_features(
 
     ``mean`` and ``std`` are those of the images' normalisation; without them, each channel's own range is mapped to 0
     to 1. ``options`` are passed to :func:`oodles.extract`.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> outliers = outlier_features(model, [torch.rand(20, 3, 4, 4)], progress=False)
+    >>> list(outliers), len(outliers["jigsaw"])
+    (['noise', 'arithmetic_mean', 'geometric_mean', 'jigsaw', 'speckle', 'inverted', 'ghosted'], 20)
     """
     images, labels = first_images(BatchReader(unwrap(model)), loader, count)
     images, labels = images.cpu(), None if labels is None else labels.cpu()
@@ -147,7 +157,12 @@ def outlier_features(
 
 
 def mixed_features(held_out: Features, *, seed: int = 0) -> dict[str, Features]:
-    """Outliers without images: means of two embeddings of different predicted classes, and units shuffled over rows."""
+    """Outliers without images: means of two embeddings of different predicted classes, and units shuffled over rows.
+
+    >>> from oodles.testing import example_features
+    >>> {kind: len(rows) for kind, rows in mixed_features(example_features(rows=100)).items()}
+    {'mixed': 88, 'shuffled': 100}
+    """
     if held_out.head is None:
         raise DataError("mixing embeddings needs the head, which the features do not have")
     generator = torch.Generator().manual_seed(seed)

@@ -54,6 +54,14 @@ def select_p(
 
     ``train`` ranks the weights; ``held_out`` ID rows are compared with ``outliers``, features of synthetic outliers.
     The paper's are noise images, see :func:`oodles.selection.noise_features`.
+
+    >>> from oodles.detectors import DICE
+    >>> from oodles.selection import mixed_features
+    >>> from oodles.testing import example_features
+    >>> train, held_out = example_features(rows=600).split(0.5)
+    >>> choice = select_p(DICE(), train=train, held_out=held_out, outliers=mixed_features(held_out)["shuffled"])
+    >>> sorted(choice.curve), choice.detector.spec == f'dice({choice.p})+energy'
+    ([0.1, 0.3, 0.5, 0.7, 0.9, 0.99], True)
     """
     if not grid:
         raise ArgumentError("the grid is empty; give at least one p")

@@ -42,6 +42,15 @@ def tune(
     of them), and returns their number. All detectors share the passes: each input step runs once, however many need
     it. With ``store``, the features of these images and of their copies are kept in that folder, and the network does
     not run for them again. ``options`` are passed to :func:`oodles.extract`.
+
+    >>> from oodles.detectors import ODIN
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> detector = ODIN()
+    >>> tune([detector], model, [torch.rand(20, 3, 2, 2)])  # images used
+    20
+    >>> detector.tuned, detector.step_size in detector.grid
+    (True, True)
     """
     untuned = [detector for detector in detectors if isinstance(detector, NetworkDetector) and not detector.tuned]
     if not untuned:

@@ -9,12 +9,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from oodles.deploy.artefact import Arrays
-from oodles.deploy.exported import ExportedGuard
+from oodles.deploy.exported import INPUT, ExportedGuard
 from oodles.errors import OodlesError
 from oodles.files import Record
 from oodles.names import printable
+from oodles.serve.images import pixel_arrays
 from oodles.serve.nested import nested_numbers
 from oodles.serve.problems import Problem, problem_with_inputs
+from oodles.serve.settings import Settings
 
 
 class Tokenizer(Protocol):
@@ -31,8 +33,8 @@ class Body(Struct, forbid_unknown_fields=True):
     texts: list[str] | None = None
 
 
-def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None, most: int) -> Arrays:
-    """The rows, at most so many, in ``{"inputs": {name: numbers}}`` or ``{"texts": [...]}``."""
+def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None, settings: Settings) -> Arrays:
+    """The rows in ``{"inputs": {name: numbers}}`` or ``{"texts": [...]}``."""
     try:
         given = msgspec.json.decode(body, type=Body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -40,13 +42,13 @@ def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | N
     if (given.inputs is None) == (given.texts is None):
         raise Problem(400, 'the body needs either "inputs" or "texts"')
     if given.inputs is not None:
-        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()}, most)
+        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()}, settings)
     if tokenizer is None:
         raise Problem(400, 'this guard has no tokenizer; send "inputs", or start the service with --tokenizer')
     if not given.texts:
         raise Problem(400, '"texts" is empty; send at least one')
-    _check_rows(len(given.texts), most)
-    return checked(guard, tokenizer(given.texts), most)
+    _check_rows(len(given.texts), settings)
+    return checked(guard, tokenizer(given.texts), settings)
 
 
 def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
@@ -64,37 +66,29 @@ def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
     return found
 
 
-def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], most: int) -> Arrays:
-    """At most so many rows with the names, types and shapes that the guard takes, all of them finite.
-
-    Images become as large as the guard resizes them to, so that those of several requests fit into one batch.
-    """
+def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], settings: Settings) -> Arrays:
+    """Arrays with the names, types and shapes that the guard takes, all of them finite, as its graph takes them."""
     for name, value in named.items():
         _wanted(name, guard)
-        _check_rows(len(value) if value.ndim else 1, most)
+        _check_rows(len(value) if value.ndim else 1, settings)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise Problem(422, f"{name} has values that are NaN or infinite, which cannot be scored")
     try:
-        if guard.transform is not None:
-            return guard.arrays(*(_resizable(value, guard.transform.resize) for value in named.values()))
         with np.errstate(over="ignore"):
-            arrays = guard.arrays(**named)
+            arrays = guard.arrays(**named) if guard.transform is None else guard.arrays(*named.values())
     except OodlesError as error:
         raise problem_with_inputs(error) from None
+    if guard.transform is not None:
+        return pixel_arrays(arrays[INPUT], guard.transform, settings)
     for name, value in arrays.items():
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise Problem(422, f"{name} has numbers that are too large for {value.dtype}, which cannot be scored")
     return arrays
 
 
-def _check_rows(rows: int, most: int) -> None:
-    if rows > most:
-        raise Problem(413, f"{rows} inputs in one request, more than {most}; send them in several")
-
-
-def _resizable(pixels: npt.NDArray[Any], side: int) -> Any:
-    """Images that a guard resizes one by one, unless they have the right size."""
-    return list(pixels) if pixels.ndim == 4 and pixels.shape[1:3] != (side, side) else pixels
+def _check_rows(rows: int, settings: Settings) -> None:
+    if rows > settings.images:
+        raise Problem(413, f"{rows} inputs in one request, more than {settings.images}; send them in several")
 
 
 def rows_of(arrays: Arrays) -> int:

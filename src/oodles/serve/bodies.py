@@ -84,6 +84,7 @@ class GuardBody(_Answer):
     threshold: ThresholdBody
     calibration: CalibrationBody | None
     members: list[str] = Field(description="Of an ensemble.")
+    explains: bool = Field(description="Whether it was exported with what explain=1 needs.")
     reload_error: str | None = Field(description="Why the newest version of its files is not served.")
 
 

@@ -120,5 +120,6 @@ def _described(served: ServedGuard) -> dict[str, Any]:
         "threshold": guard.threshold.as_record(),
         "calibration": record["calibration"],
         "members": list(guard.members),
+        "explains": guard.explains,
         "reload_error": served.reload_error,
     }

@@ -166,7 +166,7 @@ async def infer(request: Request, name: str) -> Response:
         limit = service.settings.json_bytes if header is None else service.settings.body_bytes
         body = await read_body(request, service.settings, limit=limit)
         inference = await service.in_thread(read_inference, body, header, OUTPUTS)
-        arrays = await service.in_thread(checked, version.guard, inference.inputs, service.settings.images)
+        arrays = await service.in_thread(checked, version.guard, inference.inputs, service.settings)
         rows = rows_of(arrays)
         with served.admit(rows):
             async with service.in_time():

@@ -119,7 +119,7 @@ async def _score_images(
 async def _score_arrays(
     service: Service, served: ServedGuard, version: Version, body: bytes, explain: bool
 ) -> list[dict[str, Any]]:
-    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer, service.settings.images)
+    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer, service.settings)
     rows = rows_of(arrays)
     with served.admit(rows):
         async with service.in_time():

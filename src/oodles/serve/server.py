@@ -54,6 +54,8 @@ def serve(sources: Sequence[Source], settings: Settings, host: str, port: int, l
         address, number = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         log("listening", address=f"http://{shown}:{number}", guards=[guard.name for guard in guards])
+        if settings.token is None and address not in ("127.0.0.1", "::1"):
+            log("no token", level=logging.WARNING, reason="other machines may use the service; give --token-file")
         run(make_app(service), service, listening)
         if webhook is not None:
             webhook.wait()

@@ -88,6 +88,10 @@ class Store:
         if not self.shards or (names and classes and len(names) != classes):
             problem = f"{len(names)} names for {classes} classes" if self.shards else "no rows"
             raise FileError(f"{path} is complete but has {problem}; delete the folder and extract again")
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}, rows={stored_rows(self.manifest)}, columns={', '.join(self.columns)})"
 
 
 def _start_over(shard: Path) -> str:
