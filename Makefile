@@ -9,9 +9,12 @@ DATA ?= ../shared/data
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The folders that `oodles train` wrote: cifar10-small, and godin for the short DeConf run.
 RUNS ?= runs
+# The interpreters beside our own that `make check-package` tries.
+PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 
-.PHONY: demo test check check-browser check-ray lint format bench fuzz clean
-.PHONY: pack ship-small-network architectures default-study detectors exports openood reproduction scale small-network
+.PHONY: demo test check check-browser check-package check-ray docs docs-quick lint format bench load fuzz clean
+.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
+.PHONY: page-image reproduction scale small-network third-party
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -26,9 +29,22 @@ check: $(VENV)/.developed lint
 check-ray: $(VENV)/.with-ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/distributed/test_ray.py
 
+# The site, in docs/_build/html: warnings are errors, and every link inside it leads somewhere.
+docs: $(VENV)/.with-docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python tools/check_site.py docs/_build/html
+
+# The same without running the examples of the gallery.
+docs-quick: export OODLES_DOCS_QUICK = 1
+docs-quick: docs
+
 # The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
 check-browser: $(VENV)/.with-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/serve/test_page.py
+
+# The wheel in environments of its own: with PyTorch the demo and a scored picture, on every other Python an exported guard.
+check-package: $(VENV)/.developed
+	OODLES_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -m install tests/test_packaging.py
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .
@@ -43,6 +59,10 @@ format: $(VENV)/.developed
 # Speed and memory beside other packages, for an hour on two quiet cores: docs/performance.md.
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
+
+# The service under load, beside the same guard in a bare loop: the table in docs/serving.md.
+load: $(VENV)/.with-bench
+	$(BIN)/python -m benchmarks.load
 
 # Attack with hostile files, texts, numbers and kills, for an hour or so: docs/reliability.md. The tests run a short version.
 fuzz: $(VENV)/.developed
@@ -66,9 +86,21 @@ default-study: $(VENV)/.developed
 architectures: $(VENV)/.developed
 	$(BIN)/python tools/write_architectures.py
 
+# Collect costs and results of detectors from the pages that measured them: docs/choose-a-detector.md.
+choice: $(VENV)/.developed
+	$(BIN)/python tools/write_choice.py
+
+# Draw what the two conventions of FPR95 measure, and the decision tree: docs/images.
+site-figures: $(VENV)/.developed
+	$(BIN)/python tools/draw_site_figures.py
+
 # Export every detector with a small network: docs/export.md.
 exports: $(VENV)/.developed
 	$(BIN)/python tools/write_exports.py
+
+# Measure false alarms and delays of monitoring, simulated and on real images: docs/monitoring.md.
+monitoring: $(VENV)/.developed
+	$(BIN)/python tools/write_monitoring.py $(DATA)
 
 # List every detector with its needs and its measured cost: docs/detectors.md.
 detectors: $(VENV)/.developed
@@ -82,9 +114,17 @@ scale: $(VENV)/.with-ray
 openood: $(VENV)/.developed
 	$(BIN)/python tools/write_openood.py $(DATA)
 
+# Take a picture of the service's page with its own drawings: docs/images/serve-page.png.
+page-image: $(VENV)/.with-browser
+	$(BIN)/python tools/write_page_image.py $(DATA)
+
 # Measure every table and figure of the paper: docs/reproduction.md.
 reproduction: $(VENV)/.developed
 	$(BIN)/python tools/write_reproduction.py $(DATA)
+
+# List the licences of everything that is installed with the package: THIRD_PARTY.md.
+third-party: $(VENV)/.with-everything
+	$(BIN)/python tools/write_third_party.py
 
 # Measure every detector on the network that comes with the package: docs/cifar10-small.md.
 small-network: $(VENV)/.developed
@@ -112,9 +152,17 @@ $(VENV)/.with-browser: $(VENV)/.developed
 	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0
 	touch $@
 
+$(VENV)/.with-everything: $(VENV)/.with-ray
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,all]'
+	touch $@
+
 $(VENV)/.with-bench: $(VENV)/.developed
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,bench]'
 	touch $@
 
+$(VENV)/.with-docs: $(VENV)/.developed
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

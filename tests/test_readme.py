@@ -1,6 +1,7 @@
-"""The README's lines for one's own model, run as they are on a vision, a text and a tabular classifier."""
+"""The README: its lines for one's own model run on vision, text and tables, its numbers and links are right."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from support import torchvision_operators  # noqa: F401  (before transformers, w
 from torch import nn
 from torch.nn import functional as F
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 ROWS, CLASSES = 400, 3
 
 
@@ -86,3 +88,37 @@ def test_the_lines_work_unchanged(model, batch, tmp_path, monkeypatch):
 def test_the_snippet_is_short():
     lines = [line for line in snippet().splitlines() if line.strip()]
     assert len(lines) <= 11, "ten lines and an import"
+
+
+def test_links_are_absolute_and_lead_to_files_of_the_repository():
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    raw = repository.replace("//github.com/", "//raw.githubusercontent.com/") + "/main/"
+    links = re.findall(r"\]\(([^)]+)\)", README.read_text())
+    assert len(links) > 10
+    for link in links:
+        path = link.removeprefix(f"{repository}/blob/main/").removeprefix(raw)
+        assert path != link, f"{link} does not begin with {repository}/blob/main/ or {raw}"
+        assert (ROOT / path).is_file(), link
+
+
+def test_results_are_those_of_the_reproduction():
+    """FPR95 as measured, and in brackets as published."""
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    names = {
+        "MSP": "msp",
+        "ODIN": "odin(epsilon=0.004, std=",
+        "energy": "energy",
+        "ReAct": "react(90)",
+        "DICE": "dice(0.9)",
+    }
+    lines = [line.strip("| ").split(" | ") for line in README.read_text().splitlines() if re.search(r"\d \(\d", line)]
+    assert len(lines) == len(names)
+    for name, *cells in lines:
+        expected = []
+        for network in ("cifar10", "cifar100"):
+            table = page.partition(f"\n## {network}\n")[2].partition("main comparison")[2].partition("\n\n*")[0]
+            row = next(line for line in table.splitlines() if line.startswith(f"| {names[name.partition(',')[0]]}"))
+            for cell in row.strip("| ").split(" | ")[1:4]:
+                found = re.match(r"\**([\d.]+).*?<br>\(([\d.]+)/", cell)
+                expected.append(f"{found[1]} ({found[2]})")
+        assert cells == expected, name

@@ -17,7 +17,7 @@ from support.pages import check_page
 from support.scored import scored, write_scored
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
-from oodles import cli, results
+from oodles import cli, monitor, results
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.guard import Guard
@@ -39,7 +39,9 @@ MODULES = (
     *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
     *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
     *("oodles.calibration", "oodles.fields", "oodles.deploy.artefact", "oodles.deploy.exported"),
+    *("oodles.deploy.explaining", "oodles.deploy.inputs"),
     *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
+    *(module.name for module in pkgutil.iter_modules(monitor.__path__, "oodles.monitor.")),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
     *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
 )
@@ -196,9 +198,31 @@ print(guard(sys.argv[2]).score.item())
     assert float(succeeded(run(script, str(exported), str(photos[0])))) == pytest.approx(verdict.score[0], abs=1e-5)
 
 
+def test_images_are_explained_by_an_exported_guard(run, exported, tmp_path):
+    photos = [write_image(tmp_path / f"{number}.png", size=(9 + number, 30), seed=number) for number in range(2)]
+    wanted = Guard.open(exported).explain(photos)
+    command = (COMMAND, "explain", str(exported), *(photo.name for photo in photos))
+    records = json.loads(succeeded(run(*command, "--json")))["explanations"]
+    for record, explanation in zip(records, wanted, strict=True):
+        assert record["label"] == explanation.label
+        assert record["score"] == pytest.approx(explanation.score, abs=1e-5)
+        kept = float(explanation.findings[0].contributions.kept.sum())
+        assert record["findings"][0]["contributions"]["kept"] == pytest.approx(kept, abs=1e-5)
+    assert succeeded(run(*command)).startswith("0.png:\n  ")
+    script = """
+import sys
+from oodles import Guard
+guard = Guard.open(sys.argv[1])
+print(guard.explain(sys.argv[2])[0].score)
+"""
+    answer = float(succeeded(run(script, str(exported), str(photos[0]))))
+    assert answer == pytest.approx(wanted[0].score, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
+        (("explain", "photos"), "explain"),
         (("fit", "features", "--out", "guard"), "fit"),
         (("select-p", "photos", "--held-out", "photos", "--model", "nets:net"), "select-p"),
         (("detectors",), "detectors"),

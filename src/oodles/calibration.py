@@ -107,6 +107,12 @@ def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.sort(narrow if (narrow == scores).all() else scores)
 
 
+def are_kept_scores(scores: npt.NDArray[Any]) -> bool:
+    """Whether these are scores as :func:`kept_scores` gives them: sorted, finite and not too many."""
+    kept = scores.ndim == 1 and 1 <= len(scores) <= MOST_SCORES and scores.dtype in (np.float32, np.float64)
+    return bool(kept and np.isfinite(scores).all() and (scores[1:] >= scores[:-1]).all())
+
+
 @dataclass(frozen=True, eq=False)
 class Conformal:
     """A fitted detector and its sorted scores on the calibration set.

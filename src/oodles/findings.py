@@ -255,7 +255,7 @@ def explanations_of(
 
 def name_of(label: int | None, class_names: Sequence[str]) -> str | None:
     """The name of a class, if it is known."""
-    return class_names[label] if label is not None and label < len(class_names) else None
+    return class_names[label] if label is not None and 0 <= label < len(class_names) else None
 
 
 def _named(label: int, class_name: str | None) -> str:

@@ -235,8 +235,8 @@ class Guard(nn.Module):
             seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
         classes = seen.columns["logits"].shape[1]
         if len(self.class_names) not in (0, classes):
-            named = len(self.class_names)
-            raise ArgumentError(f"classes= has {named} names, but the model has {classes} classes; name each of them")
+            count = len(self.class_names)
+            raise ArgumentError(f"classes= has {count} names, but the model has {classes} classes; name each of them")
         return seen
 
     def _check_images(self, images: Tensor) -> None:
@@ -324,6 +324,7 @@ class Guard(nn.Module):
             forward = self._forward_pass(rows)
             exportable = Exportable(
                 lambda part: self(*part.args, **part.kwargs),
+                lambda part: self.explain(*part.args, **part.kwargs),
                 forward,
                 self.detector,
                 self.threshold,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oodles import __version__
-from oodles.calibration import MOST_SCORES, Threshold
+from oodles.calibration import Threshold, are_kept_scores
 from oodles.columns import is_finite
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, check_fitted, extra_columns
@@ -213,10 +213,8 @@ def _id_scores(path: Path, scores: Tensor | None, record: Record) -> npt.NDArray
     if scores is None:
         return None
     given = scores.numpy() if scores.dtype in (torch.float32, torch.float64) else np.empty(0)
-    if given.ndim != 1 or not 1 <= len(given) <= record["threshold"]["calibration_size"] or len(given) > MOST_SCORES:
+    if not are_kept_scores(given) or len(given) > record["threshold"]["calibration_size"]:
         raise FileError(f"{path} has no usable scores of its calibration set; write it again")
-    if not (np.isfinite(given).all() and (given[1:] >= given[:-1]).all()):
-        raise FileError(f"{path} has scores of its calibration set that are not finite or not sorted; write it again")
     return given
 
 

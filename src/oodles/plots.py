@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from oodles.errors import ArgumentError
 from oodles.files import write_with
@@ -304,6 +305,9 @@ def monitored_stream(
         below.axhline(alarm_at, color=INK, linewidth=1, linestyle=":", label="alarm")
         below.set_yscale("log")
         below.set_ylim(bottom=1.0)
+        below.yaxis.set_major_formatter("{x:,.0f}")  # the usual one is mathematical text
+        below.yaxis.set_minor_formatter(NullFormatter())
+        below.xaxis.set_major_formatter("{x:,.0f}")
         below.set_ylabel("evidence")
         below.set_xlabel("inputs")
         for axis in (above, below):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 import torch
-from support.command_line import MODEL, MODULE, NETWORK, bench_arguments, paint
+from support.command_line import MODEL, MODULE, NETWORK, WEIGHTS, bench_arguments, paint
 from support.images import write_cifar_batch
 from support.networks import one_thread  # noqa: F401
 from typer.testing import CliRunner
@@ -69,6 +69,19 @@ def fitted(workspace, tmp_path_factory):
             assert result.exit_code == 0, result.output
     finally:
         sys.path.remove(str(workspace))
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported(fitted, workspace, tmp_path_factory):
+    """An exported guard, made by the command."""
+    out = tmp_path_factory.mktemp("export") / "exported"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace)
+        patch.syspath_prepend(str(workspace))
+        arguments = ["export", fitted / "guard", *WEIGHTS, "--images", "test", "--out", out]
+        result = CliRunner().invoke(cli.app, [str(each) for each in arguments])
+    assert result.exit_code == 0, result.output
     return out
 
 

@@ -49,6 +49,34 @@ def test_without_a_guard_the_network_that_comes_with_oodles_is_used(oodles_run):
     assert out.startswith("test/red/003.png:\n  ")
 
 
+def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, oodles_run):
+    images = ["test/red/003.png", "damaged", "green/000.png"]
+    saved = ["explain", fitted / "guard", *images, *NETWORK, "--skip-bad"]
+    by_graph = ["explain", exported, *images, "--skip-bad"]
+    code, out, err = oodles_run(*by_graph)
+    assert code == 0, err
+    assert out == oodles_run(*saved)[1]
+    one, other = (json.loads(oodles_run(*command, "--json")[1]) for command in (saved, by_graph))
+    assert (one["detector"], one["threshold"]) == (other["detector"], other["threshold"])
+    assert one["skipped"] == other["skipped"] != []
+    for mine, theirs in zip(one["explanations"], other["explanations"], strict=True):
+        assert mine.keys() == theirs.keys()
+        assert theirs["input"] == mine["input"]
+        assert theirs["score"] == pytest.approx(mine["score"], rel=1e-4)
+        (ours,), (found,) = mine["findings"], theirs["findings"]
+        assert found["contributions"]["dropped"] == pytest.approx(ours["contributions"]["dropped"], rel=1e-4)
+        assert [unit["unit"] for unit in found["contributions"]["largest_kept"]] == [
+            unit["unit"] for unit in ours["contributions"]["largest_kept"]
+        ]
+
+
+def test_options_that_an_exported_guard_does_not_take(exported, fitted, refused):
+    explain = ["explain", exported, "test/red/003.png"]
+    assert "contains its model and preprocessing; leave out --model" in refused(*explain, *NETWORK)
+    assert "contains its model and preprocessing; leave out --size" in refused(*explain, *SIZE)
+    assert "has no training rows to compare with; leave out --train" in refused(*explain, "--train", fitted / "train")
+
+
 def test_skipped_images(fitted, oodles_run):
     command = ["explain", fitted / "guard", "damaged", *NETWORK, "--skip-bad"]
     code, out, _ = oodles_run(*command)

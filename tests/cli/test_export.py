@@ -2,29 +2,10 @@ import json
 import shutil
 
 import pytest
-from support.command_line import MODEL, NETWORK
+from support.command_line import NETWORK, WEIGHTS
 
 import oodles
 from oodles.deploy.exported import ExportedGuard
-
-WEIGHTS = ["--model", MODEL, "--checkpoint", "one.pt"]
-
-
-@pytest.fixture(scope="module")
-def exported(fitted, workspace, tmp_path_factory):
-    """An exported guard, made by the command."""
-    from typer.testing import CliRunner
-
-    from oodles import cli
-
-    out = tmp_path_factory.mktemp("export") / "exported"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(workspace)
-        patch.syspath_prepend(str(workspace))
-        arguments = ["export", fitted / "guard", *WEIGHTS, "--images", "test", "--out", out]
-        result = CliRunner().invoke(cli.app, [str(each) for each in arguments])
-    assert result.exit_code == 0, result.output
-    return out
 
 
 def verdicts(oodles_run, *arguments):

@@ -155,7 +155,7 @@ ARGUMENTS = st.one_of(
     st.floats().map(str),
 )
 COMMANDS = st.sampled_from(
-    ["extract", "fit", "threshold", "score", "explain", "bench", "select", "select-p", "train", ""]
+    ["extract", "fit", "threshold", "score", "explain", "bench", "monitor", "select", "select-p", "train", ""]
 )
 
 

@@ -18,8 +18,8 @@ from oodles import cli
 from oodles.cli.common import notices
 
 COMMANDS = (
-    *("demo", "extract", "fit", "threshold", "score", "explain", "export", "bench", "report", "select", "select-p"),
-    *("detectors", "train", "analyze", "data"),
+    *("demo", "extract", "fit", "threshold", "score", "explain", "export", "monitor", "bench", "report", "select"),
+    *("select-p", "detectors", "train", "analyze", "data"),
 )
 
 ODD_DETECTOR = """

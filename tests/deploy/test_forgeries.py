@@ -82,6 +82,22 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
         ("vectors", {"calibration.counts": [1]}, "contradicts itself in 'calibration'"),
         ("vectors", {"calibration.edges": [0.0] * 51}, "contradicts itself in 'calibration'"),
         ("vectors", {"calibration": None}, "no usable scores of its calibration set"),
+        ("vectors", {"schema": 1}, "contradicts itself in 'explanation'"),
+        ("vectors", {"schema": 3}, "has schema 3, this version of oodles reads schema 2"),
+        ("vectors", {"explanation": ...}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation.sparsified": [1]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation.sparsified": [0, 0]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation.sparsified": [-1]}, "explanation.sparsified"),
+        ("vectors", {"explanation.sparsified": []}, "does not hold the graph that its record describes"),
+        ("vectors", {"explanation.members": ["a", "b"]}, "contradicts itself in 'explanation'"),
+        (
+            "vectors",
+            {"explanation.members": ["a", "b"], "explanation.reduction": "min"},
+            "no usable reference scores of its ensemble",
+        ),
+        ("images", {"explanation.members": ["a"]}, "no usable reference scores of its ensemble"),
+        ("images", {"explanation.reduction": "max"}, "explanation.reduction"),
+        ("images", {"explanation.sparsified": [0, 1]}, "does not hold the graph that its record describes"),
         ("vectors", {"members.guard.onnx": ...}, "members"),
         ("vectors", {"members": {}}, "contradicts itself in 'members'"),
         ("vectors", {"model": ...}, "model"),
@@ -143,7 +159,9 @@ def test_control_characters_of_a_record_are_not_in_the_message(parts, place):
 # Tensors ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["id_scores", "self_test.images", "self_test.output.logits", "self_test.output.score"])
+@pytest.mark.parametrize(
+    "name", ["id_scores", "self_test.images", *(f"self_test.output.{name}" for name in ("logits", "score", "dropped"))]
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -163,6 +181,17 @@ def test_other_tensors_are_refused(parts, place, name, change):
     if change is not None:
         arrays[name] = np.ascontiguousarray(change(value))
     refusal(made.write(made.forged(parts, tensors=save(arrays)), place / "guard"))
+
+
+@pytest.mark.parametrize("name", ["reference_", "centre_", "spread_"])
+@pytest.mark.parametrize("change", [None, lambda a: a[:1], lambda a: a * np.float32(np.nan), lambda a: a.astype(int)])
+def test_other_reference_scores_of_an_ensemble_are_refused(originals, place, name, change):
+    arrays = load(originals["images"][TENSORS])
+    value = arrays.pop(name)
+    if change is not None:
+        arrays[name] = np.ascontiguousarray(change(value))
+    changed = made.forged(originals["images"], tensors=save(arrays))
+    assert "no usable reference scores of its ensemble" in refusal(made.write(changed, place / "guard"))
 
 
 # Graphs -----------------------------------------------------------------------------------------
@@ -263,7 +292,7 @@ def test_a_constant_that_claims_another_shape_is_refused(parts, place, shape):
     assert needed < 1000
 
 
-@pytest.mark.parametrize("output", ["score", "is_id", "p_value", "logits"])
+@pytest.mark.parametrize("output", ["score", "is_id", "p_value", "logits", "kept", "dropped", "bias", "factor"])
 def test_other_answers_to_the_test_inputs_are_refused(parts, place, output):
     def change(model: onnx.ModelProto) -> None:
         node = next(node for node in model.graph.node if output in node.output)
@@ -330,8 +359,8 @@ def test_a_consistent_other_network_cannot_be_known_to_be_wrong(parts, place):
 
     session = onnxruntime.InferenceSession(model.SerializeToString())
     given = {"images": arrays["self_test.images"]}
-    for name in ("logits", "score"):
-        arrays[f"self_test.output.{name}"] = session.run([name], given)[0]
+    for name in (name for name in arrays if name.startswith("self_test.output.")):
+        arrays[name] = session.run([name.removeprefix("self_test.output.")], given)[0]
     forged = made.forged(parts, graph=model.SerializeToString(), tensors=save(arrays))
     assert json.loads(forged[RECORD])["seal"] != json.loads(parts[RECORD])["seal"]
     verdict = ExportedGuard.open(made.write(forged, place / "guard"))(made.inputs("vectors"))

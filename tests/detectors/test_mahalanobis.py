@@ -22,7 +22,15 @@ from oodles.calibration import calibrate
 from oodles.detectors import ODIN, Mahalanobis
 from oodles.detectors.mahalanobis import combine_layers
 from oodles.detectors.network_detector import steps_of
-from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, OodlesError, ShapeError
+from oodles.errors import (
+    ArgumentError,
+    DataError,
+    FitWarning,
+    MissingPackageError,
+    NotFittedError,
+    OodlesError,
+    ShapeError,
+)
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network.extraction import extract
@@ -373,9 +381,9 @@ def test_a_constant_layer_does_not_break_the_regression():
 def test_the_extra_is_named_if_scikit_learn_is_missing(monkeypatch):
     for name in ("sklearn", "sklearn.linear_model"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ArgumentError, match=r"pip install 'oodles\[layers\]'"):
+    with pytest.raises(MissingPackageError, match=r"^combining layers needs scikit-learn, .* 'oodles\[layers\]'$"):
         combine_layers(torch.rand(9, 2), torch.rand(9, 2))
-    with pytest.raises(ArgumentError, match=r"oodles\[layers\]"):
+    with pytest.raises(MissingPackageError, match=r"oodles\[layers\]"):
         layered(0.0)
 
 

@@ -104,6 +104,7 @@ OTHERS = {
     "--epochs": ("0", "-1", "1", "2", "0x10", str(10**10), str(10**23)),
     "--id-rate": FRACTIONS,
     "--max-ood-rate": FRACTIONS,
+    "--error": FRACTIONS,
     "--p": FRACTIONS,
     "--learning-rate": FRACTIONS,
     "--mean": CHANNELS,
@@ -131,6 +132,10 @@ COUNTED = (
     "--count",
     "--noise",
     "--class",
+    "--false-alarm-every",
+    "--minimum",
+    "--cooldown",
+    "--window",
 )
 FLAGS = (
     *(
@@ -194,6 +199,7 @@ def workspace(folder: Path) -> Path:
         _succeed("extract", folder / part, "--out", folder / f"{part}-features", *network)
     fit = ("--calibration", folder / "test-features", "--detector", "dice(0.5)", "--id-rate", "0.5")
     _succeed("fit", folder / "train-features", "--out", folder / "guard", *fit)
+    _succeed("score", folder / "guard", folder / "odd", "--out", folder / "results.csv", *network)
     return folder
 
 
@@ -221,6 +227,17 @@ def bases(user: Path, place: Path) -> list[list[str]]:
         ["score", guard, odd, "--out", place / "results.parquet", "--check", "--max-ood-rate", "1", *network],
         ["explain", guard, odd, "--train", features, *network],
         ["report", guard, "--features", held_out, "--ood", f"odd={features}", "--out", place / "report.html"],
+        [
+            "monitor",
+            user / "results.csv",
+            "--guard",
+            guard,
+            "--out",
+            place / "chart.svg",
+            "--state",
+            place / "state.json",
+        ],
+        ["monitor", "--write-rules", place / "rules.yml", "--guard", "photos"],
         ["select", train, "--held-out", test, "--count", "3", "--detector", "msp", "--detector", "knn(3)", *network],
         ["select-p", train, "--held-out", test, "--noise", "3", *network],
         ["train", MODEL, "--data", train, "--out", place / "run", "--epochs", "1", "--batch-size", "8", *SIZE],

@@ -7,6 +7,7 @@ its scores must be the original ones. With another graph it may be another guard
 nothing whose score is not finite may be in-distribution. Opening never changes or adds a file.
 """
 
+import json
 import random
 import struct
 import warnings
@@ -82,6 +83,10 @@ def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
         verdicts = [in_one_line(lambda: guard(made.inputs(kind)))]
         if guard.transform is not None:
             verdicts.append(in_one_line(lambda: guard([*made.inputs(kind)])))  # resized by Pillow, not by the graph
+        verdict, explanations = in_one_line(lambda: guard.with_explanations(made.inputs(kind)))
+        verdicts.append(verdict)
+        assert [each.is_id for each in explanations] == verdict.is_id.tolist()
+        json.dumps([each.as_record() for each in explanations], allow_nan=False)
     finally:
         assert _listing(path.parent) == before, "opening a guard changed files"
     for verdict in verdicts:

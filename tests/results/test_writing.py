@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from support.disks import files_up_to
 
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.errors import ArgumentError, DataError, FileError, MissingPackageError
 from oodles.results import reading, writing
 from oodles.results.jobs import Job, job_path, read_job
 from oodles.results.reading import read_rows
@@ -226,8 +226,8 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be written"):
         write(tmp_path / "file" / "r.csv")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(FileError, match=r"needs pyarrow, which is not installed; pip install 'oodles\[parquet\]'"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"r\.parquet needs pyarrow, .* pip install 'oodles\[parquet\]'$"):
         check_results(tmp_path / "r.parquet")
 
 

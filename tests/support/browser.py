@@ -103,10 +103,10 @@ class Browser:
         return [each["message"] for each in entries if each["source"] != "network" and each["level"] != "INFO"]
 
     def hosts(self) -> set[str]:
-        """Every host that was asked for something since the last call."""
+        """Every host on the network that was asked for something since the last call."""
         entries = [json.loads(each["message"])["message"] for each in self.driver.get_log("performance")]
         asked = [each["params"]["request"]["url"] for each in entries if each["method"] == "Network.requestWillBeSent"]
-        return {urlsplit(url).netloc for url in asked} - {""}  # blob: and data: have no host
+        return {urlsplit(url).netloc for url in asked if url.startswith(("http", "ws"))}  # not blob: or data:
 
     def violations(self) -> list[str]:
         """What axe-core finds wrong with the page as it is."""

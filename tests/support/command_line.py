@@ -15,7 +15,8 @@ from oodles.models import build_model, load_checkpoint
 
 MODEL = "tiny_net_of_the_cli_tests:net"
 SIZE = ["--size", "8", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
-NETWORK = ["--model", MODEL, "--checkpoint", "one.pt", *SIZE]
+WEIGHTS = ["--model", MODEL, "--checkpoint", "one.pt"]
+NETWORK = [*WEIGHTS, *SIZE]
 
 MODULE = """
     import torch

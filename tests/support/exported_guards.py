@@ -51,7 +51,12 @@ def export(kind: str, path: Path) -> Path:
         rows = (torch.rand(120, 3, 4, 4, generator=generator) - 0.5) / 0.25
         transform = Transform(4, 4, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         guard = Guard.fit(
-            model, [rows], detector="energy", labels=False, classes=["a", "b", "c"], preprocessing=transform
+            model,
+            [rows],
+            detector="rank_ensemble(['dice(0.5)', 'energy'], holdout=0.4)",
+            labels=False,
+            classes=["a", "b", "c"],
+            preprocessing=transform,
         )
     guard.export(path)
     return path

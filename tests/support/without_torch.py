@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from support.installs import build, environment_with
 
 import oodles
 
-ROOT = Path(__file__).parents[2]
-PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 # put in front of a script: importing torch or a part of it fails as if it were not installed
 BLOCKER = """
 import sys
@@ -46,18 +44,5 @@ def without_torch(python: Path, *, prelude: str = "", folder: Path | None = None
 
 def install_without_torch(folder: Path) -> Path:
     """A new environment with the package as users install it and the extra ``onnx``; returns its interpreter."""
-    _run(sys.executable, "-m", "venv", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
-    constrained = (*PIP, "install", "--no-compile", "--constraint", ROOT / "constraints.txt")
-    found = subprocess.run([python, *constrained, "--retries", "1", "msgspec"], capture_output=True, text=True)
-    if found.returncode:
-        pytest.skip(f"pip cannot install anything here: {found.stderr.strip().splitlines()[-1]}")
-    _run(sys.executable, *PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (wheel,) = folder.glob("oodles-*.whl")
-    _run(python, *constrained, f"{wheel}[onnx]")
-    return python
-
-
-def _run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    (wheel,) = build(folder, "wheel")
+    return environment_with(f"{wheel}[onnx]", folder / "venv")

@@ -1,6 +1,6 @@
 """``oodles explain``."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -9,16 +9,28 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_store, image_options
+from oodles.cli.checks import ImageOptions, check_checkpoints, check_store, image_options
 from oodles.cli.common import printable, say
-from oodles.cli.guards import load_saved, open_inputs, over_images, split_paths
+from oodles.cli.guards import (
+    is_exported_guard,
+    load_saved,
+    network_inputs,
+    open_inputs,
+    over_images,
+    refuse_model_options,
+    split_paths,
+)
 from oodles.cli.verdicts import print_json
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    import numpy.typing as npt
 
-    from oodles.explanation import Explanation
+    from oodles.data.transforms import Transform
+    from oodles.deploy.exported import ExportedGuard
+    from oodles.findings import Explanation
+    from oodles.guard import Guard
 
 BATCH_SIZE = 32
 
@@ -40,8 +52,8 @@ def explain(
         list[Path],
         Argument(
             metavar="[GUARD] IMAGES",
-            help="A folder made by oodles fit, then images or folders of images. Without a guard: a small CIFAR-10 "
-            "network that comes with oodles.",
+            help="A folder made by oodles fit, or an exported guard, then images or folders of images. Without a "
+            "guard: a small CIFAR-10 network that comes with oodles.",
         ),
     ],
     model: common.GuardedModelOption = None,
@@ -73,27 +85,24 @@ def explain(
     if stored is not None:
         raise ArgumentError(f"{stored} holds features; explain needs the images themselves")
 
-    from oodles.data.loaders import ImageLoader
-    from oodles.features import Features
-
-    saved = load_saved(guard, key)
-    if train is not None:
-        saved.check_features(train)
-    compared = None if train is None else Features.load(train)
     (images,) = (source for source in sources if not isinstance(source, Path))
-    transform = saved.preprocessing(options)
-    loader = ImageLoader(images, transform, labels=False, skip_bad=skip_bad, batch_size=BATCH_SIZE)
-    guarded = saved.with_model(model, checkpoint, device)
+
+    from oodles.data.decoding import ImageDecoder
+
+    if guard is not None and is_exported_guard(guard):
+        explainer = _exported(guard, options, model, checkpoint, train, device, key)
+    else:
+        explainer = _saved(guard, options, model, checkpoint, train, device, key)
     if not as_json:
-        guarded.class_names = tuple(map(printable, guarded.class_names))
+        explainer.guard.class_names = tuple(map(printable, explainer.guard.class_names))
+    decoder = ImageDecoder(images, explainer.transform, skip_bad=skip_bad, batch_size=BATCH_SIZE)
 
-    def judge(names: list[str], batch: "Tensor") -> list[Explained]:
-        found = guarded.explain(batch, train=compared)
-        return [Explained(name, explanation) for name, explanation in zip(names, found, strict=True)]
+    def judge(names: list[str], pixels: "npt.NDArray[np.uint8]") -> list[Explained]:
+        return [Explained(*pair) for pair in zip(names, explainer.explain(pixels), strict=True)]
 
-    batches = over_images(loader, device, judge, lambda name, problem: Explained(name, problem=problem))
+    batches = over_images(decoder, judge, lambda name, problem: Explained(name, problem=problem))
     if as_json:
-        about = {"detector": saved.detector.spec, "threshold": saved.threshold.value}
+        about = {"detector": explainer.detector, "threshold": explainer.guard.threshold.value}
         skipped: list[dict[str, str]] = []
         print_json(_records(batches, skipped), about, "explanations", {"skipped": skipped})
         return
@@ -102,6 +111,60 @@ def explain(
             say(f"skipped  {each.input}: {each.problem}" if each.problem else f"{each.input}:")
             if not each.problem:
                 typer.echo(indent(str(each.explanation), "  "))
+
+
+class Explainer(NamedTuple):
+    """A guard with the text of its detector, how it takes images, and how it explains their pixels."""
+
+    guard: "Guard | ExportedGuard"
+    detector: str
+    transform: "Transform"
+    explain: "Callable[[npt.NDArray[np.uint8]], list[Explanation]]"
+
+
+def _exported(
+    path: Path,
+    options: ImageOptions,
+    model: str | None,
+    checkpoint: Path | None,
+    train: Path | None,
+    device: str | None,
+    key: Path | None,
+) -> Explainer:
+    """An exported guard, which has its model but no training rows."""
+    from oodles.deploy.exported import ExportedGuard
+
+    refuse_model_options(path, options, model, checkpoint, key)
+    if train is not None:
+        raise ArgumentError(f"{path} is exported and has no training rows to compare with; leave out --train")
+    guard = ExportedGuard.open(path, device=device or "cpu")
+    if guard.transform is None:
+        raise ArgumentError(f"{path} guards a model whose inputs are not images; call it from Python")
+    return Explainer(guard, guard.detector, guard.transform, lambda pixels: guard.judge(pixels, explain=True)[1])
+
+
+def _saved(
+    path: Path | None,
+    options: ImageOptions,
+    model: str | None,
+    checkpoint: Path | None,
+    train: Path | None,
+    device: str | None,
+    key: Path | None,
+) -> Explainer:
+    """A saved guard with its model, and perhaps with the features that it was fitted on."""
+    from oodles.features import Features
+
+    saved = load_saved(path, key)
+    if train is not None:
+        saved.check_features(train)
+    compared, transform = None if train is None else Features.load(train), saved.preprocessing(options)
+    guard = saved.with_model(model, checkpoint, device)
+
+    def explain(pixels: "npt.NDArray[np.uint8]") -> "list[Explanation]":
+        return guard.explain(network_inputs(pixels, transform, device), train=compared)
+
+    return Explainer(guard, saved.detector.spec, transform, explain)
 
 
 def _records(batches: Iterable[list[Explained]], skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:

@@ -16,11 +16,13 @@ from oodles.cli.common import IMAGENET_MEAN, IMAGENET_STD, load_model, notice, n
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from PIL import Image
     from torch import Tensor
 
     from oodles.calibration import Threshold
-    from oodles.data.loaders import ImageLoader
+    from oodles.data.decoding import ImageDecoder
     from oodles.data.readers import ImageSet
     from oodles.data.transforms import Transform
     from oodles.detectors import Detector
@@ -100,37 +102,52 @@ def _join(sets: Sequence["ImageSet"]) -> "ImageSet":
     return ImageSet(f"{len(sets)} inputs", [name for each in sets for name in each.names], opened)
 
 
+def refuse_model_options(
+    guard: Path, options: ImageOptions, model: str | None, checkpoint: Path | None, key: Path | None
+) -> None:
+    """Raise if options describe a model or its preprocessing, which an exported guard contains."""
+    given = {"--model": model, "--checkpoint": checkpoint, "--key": key}
+    given |= {f"--{name}": getattr(options, name) for name in ("size", "resize", "mean", "std")}
+    unused = next((name for name, value in given.items() if value is not None), None)
+    if unused is not None:
+        raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out {unused}")
+
+
 def over_images(
-    loader: "ImageLoader",
-    device: str | None,
-    judge: Callable[[list[str], "Tensor"], list[Judged]],
+    loader: "ImageDecoder",
+    judge: Callable[[list[str], "npt.NDArray[np.uint8]"], list[Judged]],
     skip: Callable[[str, str], Judged],
 ) -> Iterator[list[Judged]]:
     """Batch by batch and in the order of the images, what ``judge`` makes of them and ``skip`` of unreadable ones.
 
-    ``judge`` is given names and a batch for the network, ``skip`` a name and the problem.
+    ``judge`` is given names and pixels ``(n, 3, size, size)``, ``skip`` a name and the problem.
     """
-    import torch
     from rich.progress import Progress
-
-    from oodles.data.loaders import normalise
 
     order = iter(loader.images.names)
     seen = skipped = 0
     # lines on a terminal show the progress themselves
     hidden = not notices.is_terminal or sys.stdout.isatty()
     with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
-        for pixels, _ in bar.track(loader.pixels(), total=len(loader), description="images"):
+        for batch in bar.track(loader.decoded(), total=len(loader), description="images"):
             names, problems = loader.names[seen:], loader.skipped[skipped:]
             seen, skipped = seen + len(names), skipped + len(problems)
-            images = normalise(loader.transform, pixels.to(device))
-            # the layout that convolutions on a CPU are fastest in
-            judged = judge(names, images.contiguous(memory_format=torch.channels_last))
-            found = dict(zip(names, judged, strict=True))
+            found = dict(zip(names, judge(names, batch.pixels), strict=True))
             found |= {name: skip(name, problem) for name, problem in problems}
             yield [found[name] for name in islice(order, len(names) + len(problems))]
     if loader.skipped[skipped:]:
         yield [skip(*each) for each in loader.skipped[skipped:]]
+
+
+def network_inputs(pixels: "npt.NDArray[np.uint8]", transform: "Transform", device: str | None) -> "Tensor":
+    """Pixels ``(n, 3, size, size)`` as a network takes them."""
+    import torch
+
+    from oodles.data.loaders import normalise
+
+    images = normalise(transform, torch.from_numpy(pixels).to(device))
+    # the layout that convolutions on a CPU are fastest in
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)

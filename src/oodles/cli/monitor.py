@@ -230,7 +230,7 @@ def _replay(watched: "Monitor", paths: Sequence[Path], sender: "Webhook | None",
 
     for path in paths:
         for alert in replay(watched, path):
-            notice(f"alarm at input {alert.since:,}: {alert.message}", "[bold red]alarm[/bold red]")
+            notice(f"at input {alert.since:,}: {alert.message}", "[bold red]alarm[/bold red]")
             if sender is not None:
                 sender.send(alert, name)
     if sender is not None:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from oodles.cli import common
 from oodles.cli.checks import MOST_WORKERS, ImageOptions, check_checkpoints, check_number, image_options
 from oodles.cli.common import notice
-from oodles.cli.guards import is_exported_guard, load_saved, split_paths
+from oodles.cli.guards import is_exported_guard, load_saved, refuse_model_options, split_paths
 from oodles.cli.inputs import Batch, InputSequence
 from oodles.cli.outputs import Output
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
@@ -171,11 +171,7 @@ def _open_exported(
     """An exported guard, which has everything that options would describe."""
     from oodles.cli.scorers import ExportedScorer
 
-    given = {"--model": model, "--checkpoint": checkpoint, "--key": key}
-    given |= {f"--{name}": getattr(options, name) for name in ("size", "resize", "mean", "std")}
-    unused = next((name for name, value in given.items() if value is not None), None)
-    if unused is not None:
-        raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out {unused}")
+    refuse_model_options(guard, options, model, checkpoint, key)
     return ExportedScorer.open(guard, device or "cpu", threads)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles.cli.checks import ImageOptions
-from oodles.cli.guards import SavedGuard
+from oodles.cli.guards import SavedGuard, network_inputs
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -94,13 +94,8 @@ class SavedScorer:
 
     def score_images(self, pixels: npt.NDArray[np.uint8]) -> Scored:
         """Normalise the pixels and run the model on them."""
-        import torch
-
-        from oodles.data.loaders import normalise
-
-        images = normalise(self.preprocessing(), torch.from_numpy(pixels).to(self._model[2]))
-        # the layout that convolutions on a CPU are fastest in
-        verdict, probability = self._loaded().with_probability(images.contiguous(memory_format=torch.channels_last))
+        images = network_inputs(pixels, self.preprocessing(), self._model[2])
+        verdict, probability = self._loaded().with_probability(images)
         return self._scored(verdict.label, probability, verdict.score, verdict.is_id)
 
     def score_features(self, features: "Features") -> Scored:

@@ -1,5 +1,6 @@
 """``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
-from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session, uncropped
+from oodles.deploy.explaining import CONTRIBUTIONS
+from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session
+from oodles.deploy.inputs import uncropped
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
 from oodles.extras import needed_by
 from oodles.files import Record
+from oodles.findings import Explanation
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
 from oodles.persistence import describe_detector
@@ -33,9 +37,10 @@ TEST_SHAPE = (2, 40, 56, 3)  # of the images that a guard is tried on when it is
 
 
 class Exportable(NamedTuple):
-    """The parts of a guard that an export needs; ``answer`` calls the guard."""
+    """The parts of a guard that an export needs; ``answer`` calls the guard, ``explain`` its method of that name."""
 
     answer: Callable[[Inputs], Any]
+    explain: Callable[[Inputs], list[Explanation]]
     forward: ForwardPass
     detector: Detector
     threshold: Threshold
@@ -95,7 +100,9 @@ def export_guard(
     tensors = _tensors(guard, tests, session)
     contents = {GRAPH: content, TENSORS: serialise(tensors)}
     with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
-        return ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
+        exported = ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
+        _compare_explanations(guard, rows, exported)
+        return exported
 
 
 def refuse_steps(detector: Detector) -> None:
@@ -169,7 +176,7 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
         answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
         theirs = dict(zip(OUTPUTS, answers, strict=True))
         for name, known in worst.items():
-            gap = _gap(getattr(ours, name), theirs[name])
+            gap = _gap(_array(getattr(ours, name)), theirs[name])
             worst[name] = max(known, gap)
             if not gap <= TOLERANCE:
                 raise ArgumentError(
@@ -190,15 +197,39 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
     return worst
 
 
-def _gap(ours: Tensor, theirs: Any) -> float:
+def _compare_explanations(guard: Exportable, rows: _Rows, exported: ExportedGuard) -> None:
+    """Raise unless the exported guard explains each input by the guard's own numbers."""
+    ours = _numbers(guard.explain(rows.network))
+    images = exported.transform is not None
+    theirs = _numbers(exported.explain(rows.graph[INPUT]) if images else exported.explain(**rows.graph))
+    for name in ours.keys() | theirs.keys():
+        gap = _gap(ours[name], theirs[name]) if name in ours and name in theirs else np.inf
+        if not gap <= TOLERANCE:
+            raise ArgumentError(
+                f"the graph of {guard.detector.spec} does not explain as the guard does, so nothing was written "
+                f"(relative difference {gap:.2g} of the {name}, at most {TOLERANCE:g})"
+            )
+
+
+def _numbers(explanations: Sequence[Explanation]) -> Arrays:
+    """The numbers that explanations consist of, whatever the order of their findings."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for each in explanations:
+        for finding in sorted(each.findings, key=lambda finding: finding.spec):
+            found[f"score of {finding.spec}"].append(finding.score)
+            for part in () if finding.contributions is None else CONTRIBUTIONS:
+                found[f"{part} of {finding.spec}"].append(getattr(finding.contributions, part))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _gap(mine: Any, theirs: Any) -> float:
     """The largest difference of finite values, relative to the largest of them; inf if others are not finite."""
-    mine = ours.detach().cpu().double().numpy()
     finite = np.isfinite(mine)
     if mine.shape != theirs.shape or (finite != np.isfinite(theirs)).any():
         return np.inf
     if not finite.any():
         return 0.0
-    difference = np.abs(mine[finite] - theirs[finite]).max()
+    difference = np.abs(mine[finite].astype(np.float64) - theirs[finite]).max()
     return float(difference / max(float(np.abs(mine[finite]).max()), 1e-2))
 
 

@@ -1,22 +1,19 @@
 """``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from oodles.calibration import Threshold
-from oodles.data.image_sets import decode
-from oodles.data.limits import PIXELS
-from oodles.data.readers import check_image, open_bytes, open_image
+from oodles.calibration import Threshold, are_kept_scores
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import Arrays, Artefact, read_artefact
 from oodles.deploy.explaining import Explainer
+from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.extras import needed_by
 from oodles.fields import ThresholdFields
@@ -32,6 +29,8 @@ INPUT, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_te
 BATCH = 64  # rows that the graph is given at a time
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # as onnxruntime calls them; others by their names
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
+KINDS = {"label": ("tensor(int64)",), "is_id": ("tensor(bool)",)}  # of outputs; the others are floats
 DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Array = npt.NDArray[Any]
 
@@ -146,6 +145,11 @@ class ExportedGuard:
         return other
 
     @property
+    def explains(self) -> bool:
+        """Whether it was exported with what explanations need; older exports were not."""
+        return self._explainer is not None
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The members of an ensemble as text; () if the detector is none, or if it was exported without them."""
         return () if self._explainer is None or self._explainer.ranks is None else self._explainer.specs
@@ -191,6 +195,11 @@ class ExportedGuard:
             answers: list[Array] = self._session.run(names, given | self._limit, self._asked_alone)
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
+        rows = len(next(iter(given.values())))
+        if any(answer.shape[:1] != (rows,) for answer in answers):
+            raise DataError(
+                f"the guard {self.path} does not give one answer for each of {rows} inputs; export it again"
+            )
         return answers
 
     def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
@@ -212,14 +221,7 @@ class ExportedGuard:
             return self._named(inputs, named)
         if len(inputs) != 1 or named:
             raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
-        (given,) = inputs
-        if isinstance(given, np.ndarray) and given.ndim == 4:
-            return {INPUT: _checked_pixels(given)}  # resized by the graph
-        alone = isinstance(given, str | Path | bytes | Image.Image | np.ndarray) or not isinstance(given, Iterable)
-        prepared = [_prepared(picture, self.transform) for picture in ([given] if alone else given)]
-        if not prepared:
-            raise DataError("the guard was given no images; give at least one")
-        return {INPUT: uncropped(np.stack(prepared), self.transform)}
+        return {INPUT: pixels_of(inputs[0], self.transform)}
 
     def _named(self, inputs: Sequence[Any], named: dict[str, Any]) -> Arrays:
         """The model's inputs by name, with the types and shapes that the graph takes."""
@@ -231,7 +233,7 @@ class ExportedGuard:
         given |= named
         if repeated or given.keys() != self._inputs.keys():
             raise ArgumentError(f"the guard takes {', '.join(wanted)}, each once; got {', '.join(given) or 'nothing'}")
-        arrays = {name: _fitting(np.asarray(value), self._inputs[name]) for name, value in given.items()}
+        arrays = {name: fitting(np.asarray(value), self._inputs[name]) for name, value in given.items()}
         counts = {name: len(value) for name, value in arrays.items()}
         if len({*counts.values()}) != 1 or 0 in counts.values():
             raise DataError(f"the guard's inputs need the same number of rows, at least one; got {counts}")
@@ -250,6 +252,7 @@ class ExportedGuard:
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
             tuple(shapes) == tuple(self.record["outputs"]) == self._every_output(),
             explainer is None or explainer.fits(shapes),
+            all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
         )
         if not all(consistent):
@@ -350,26 +353,9 @@ def _id_scores(artefact: Artefact) -> Array | None:
     scores, summary = artefact.arrays.get(ID_SCORES), artefact.record["calibration"]
     if scores is None and summary is None:
         return None
-    if scores is None or summary is None or not _usable(scores) or not _summarises(summary, scores):
+    if scores is None or summary is None or not are_kept_scores(scores) or not _summarises(summary, scores):
         raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
     return scores
-
-
-def uncropped(pixels: Array, transform: Transform) -> Array:
-    """Prepared images ``(n, 3, size, size)`` as the graph takes them, ``(n, resize, resize, 3)``.
-
-    It resizes and crops by itself: with this margin there is nothing to resize, and the margin is cut off.
-    """
-    size, side = transform.size, transform.resize
-    start = round((side - size) / 2)
-    whole = np.zeros((len(pixels), side, side, 3), np.uint8)
-    whole[:, start : start + size, start : start + size] = pixels.transpose(0, 2, 3, 1)
-    return whole
-
-
-def _usable(scores: Array) -> bool:
-    numbers = scores.ndim == 1 and scores.size > 0 and scores.dtype.kind == "f"
-    return bool(numbers and np.isfinite(scores).all() and (np.diff(scores) >= 0).all())
 
 
 def _summarises(summary: Record, scores: Array) -> bool:
@@ -378,40 +364,6 @@ def _summarises(summary: Record, scores: Array) -> bool:
     quantiles = np.quantile(exact, np.linspace(0, 1, len(summary["quantiles"])))
     rounding = 1e-6 * float(np.abs(exact).max())
     return bool(counts.tolist() == summary["counts"] and np.allclose(quantiles, summary["quantiles"], 0, rounding))
-
-
-def _prepared(picture: Any, transform: Transform) -> Array:
-    """One image, resized and cropped as the training images were."""
-    if isinstance(picture, bytes | str | Path):
-        opened = open_bytes(picture) if isinstance(picture, bytes) else open_image(Path(picture))
-        with opened as image, PIXELS.take(transform.pixels(*image.size)):
-            return transform(decode(image))
-    if isinstance(picture, np.ndarray):
-        picture = Image.fromarray(_checked_pixels(picture[None])[0])
-    if not isinstance(picture, Image.Image):
-        kind = type(picture).__name__
-        raise DataError(f"an image is a path, bytes, a Pillow image or a uint8 array, got {kind}")
-    check_image(picture)
-    return transform(decode(picture))
-
-
-def _checked_pixels(pixels: Array) -> Array:
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
-        raise DataError(
-            f"pixels are uint8 (n, height, width, 3) in RGB, got {pixels.dtype} {pixels.shape}; give values from 0 to "
-            "255 with the channels last"
-        )
-    return pixels
-
-
-def _fitting(value: Array, wanted: Record) -> Array:
-    """An input as the graph takes it: lists of numbers may be converted, arrays must have the right type."""
-    kind, shape = np.dtype(wanted["dtype"]), wanted["shape"]
-    fits = value.ndim == len(shape) and all(size in (None, own) for size, own in zip(shape, value.shape, strict=True))
-    if not fits or not np.can_cast(value.dtype, kind, "same_kind"):
-        shown = ", ".join("any" if size is None else str(size) for size in shape)
-        raise DataError(f"{wanted['name']} must be {kind} ({shown}), got {value.dtype} {value.shape}")
-    return np.ascontiguousarray(value, kind)
 
 
 def _relative_gap(found: Array, expected: Array) -> float:

@@ -15,6 +15,7 @@ from oodles.detectors.network_detector import SteppedDetector
 from oodles.detectors.statistics import ClassMoments, Statistic
 from oodles.detectors.tied_gaussian import TiedGaussian
 from oodles.errors import ArgumentError, DataError
+from oodles.extras import needed_by
 from oodles.features import Features, Head
 from oodles.metrics import evaluate
 from oodles.steps import Step
@@ -184,10 +185,8 @@ def combine_layers(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
     Both are ``(n, layers)``. It is scikit-learn's cross-validated regression with its default settings, on standardised
     columns, because their scales differ a thousandfold.
     """
-    try:
+    with needed_by("combining layers"):
         from sklearn.linear_model import LogisticRegressionCV
-    except ImportError:
-        raise ArgumentError("combining layers needs scikit-learn; pip install 'oodles[layers]'") from None
     rows = torch.cat([inside, outside])
     mean, spread = rows.mean(dim=0), rows.std(dim=0, correction=0).clamp(min=1e-12)
     truth = np.repeat([1, 0], [len(inside), len(outside)])

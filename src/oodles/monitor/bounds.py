@@ -58,7 +58,7 @@ class CalibratedRate:
         It is the upper limit of Clopper and Pearson for ``rank - 1`` rejections of ``size``.
 
         >>> CalibratedRate(rank=50, size=1000).expected, round(CalibratedRate(rank=50, size=1000).upper(0.005), 4)
-        (0.04995004995004995, 0.0695)
+        (0.04995004995004995, 0.0693)
         """
         if self.rank > self.size:
             return 1.0

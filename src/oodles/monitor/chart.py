@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oodles import plots
+from oodles.errors import DataError
 from oodles.monitor.monitor import P_VALUES, REJECTIONS, Monitor
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ def draw(monitor: Monitor) -> "Figure":
     """Rates of the last windows with their limits, the evidence below, and a line at each alarm."""
     status = monitor.status()
     windows = status["windows"]
-    first = windows[0]["first"] if windows else 1
+    if not windows:
+        raise DataError("there is nothing to draw: not one input was scored")
+    first = windows[0]["first"]
     rates, low, high = (np.array([100 * window[name] for window in windows]) for name in ("rate", "low", "high"))
     kept = monitor.windows
     evidence = {REJECTIONS: np.array([window.rejections for window in kept])}

@@ -6,6 +6,7 @@ from typing import Any
 
 from oodles.data.limits import unpacked_limit
 from oodles.errors import DataError, FileError
+from oodles.extras import needed_by
 from oodles.results.rows import COLUMNS, MOST_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
 
 ROW_GROUP = 1 << 16
@@ -82,9 +83,5 @@ def _from_record(record: dict[str, Any]) -> Row:
 
 def require_pyarrow(path: Path) -> None:
     """Raise if Parquet cannot be read and written here."""
-    try:
+    with needed_by(str(path)):
         import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise FileError(
-            f"{path} needs pyarrow, which is not installed; pip install 'oodles[parquet]', or use a .csv or .jsonl file"
-        ) from None

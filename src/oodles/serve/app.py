@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from oodles import __version__
-from oodles.errors import DataError
+from oodles.errors import OodlesError
 from oodles.serve import guard_routes, protocol_routes, score_routes
 from oodles.serve.answers import refusal, service_of
 from oodles.serve.docs_page import describe_api
@@ -26,6 +27,21 @@ from oodles.serve.service import Service
 DESCRIPTION = "Says of each input whether a classifier should be trusted with it."
 CLIENT_GONE = 499
 HTML = "text/html; charset=utf-8"
+
+
+class _App(FastAPI):
+    """FastAPI, whose description promises an answer of its own to wrong parameters, which here get ours."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of all routes."""
+        if self.openapi_schema is None:
+            described = super().openapi()
+            for name in ("HTTPValidationError", "ValidationError"):
+                described["components"]["schemas"].pop(name, None)
+            for about in (about for methods in described["paths"].values() for about in methods.values()):
+                if "HTTPValidationError" in str(about["responses"].get("422")):
+                    del about["responses"]["422"]
+        return super().openapi()
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -42,7 +58,7 @@ def make_app(service: Service) -> ASGIApp:
                 await task
             await asyncio.to_thread(service.close)
 
-    app = FastAPI(
+    app = _App(
         title="oodles",
         version=__version__,
         description=DESCRIPTION,
@@ -84,7 +100,12 @@ def _add_pages(app: FastAPI) -> None:
         html, policy = describe_api(app.openapi())
         return Response(html, headers={"Content-Security-Policy": policy}, media_type=HTML)
 
-    @app.get("/metrics", summary="Counts for Prometheus", response_class=Response)
+    @app.get(
+        "/metrics",
+        summary="Counts for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
     async def metrics(request: Request) -> Response:
         """Requests, inputs by verdict, batches, times, and what monitors know."""
         return Response(service_of(request).telemetry.text(), media_type=CONTENT_TYPE_LATEST)
@@ -97,8 +118,8 @@ def _add_refusals(app: FastAPI) -> None:
     async def refuse(request: Request, problem: Problem) -> Response:
         return refusal(request, problem)
 
-    @app.exception_handler(DataError)
-    async def refuse_inputs(request: Request, error: DataError) -> Response:
+    @app.exception_handler(OodlesError)
+    async def refuse_inputs(request: Request, error: OodlesError) -> Response:
         return refusal(request, problem_with_inputs(error))
 
     @app.exception_handler(RequestValidationError)

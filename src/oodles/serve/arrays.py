@@ -9,11 +9,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from oodles.deploy.artefact import Arrays
-from oodles.deploy.exported import ExportedGuard
+from oodles.deploy.exported import INPUT, ExportedGuard
 from oodles.errors import OodlesError
 from oodles.files import Record
 from oodles.names import printable
+from oodles.serve.images import pixel_arrays
+from oodles.serve.nested import nested_numbers
 from oodles.serve.problems import Problem, problem_with_inputs
+from oodles.serve.settings import Settings
 
 
 class Tokenizer(Protocol):
@@ -30,7 +33,7 @@ class Body(Struct, forbid_unknown_fields=True):
     texts: list[str] | None = None
 
 
-def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None) -> Arrays:
+def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None, settings: Settings) -> Arrays:
     """The rows in ``{"inputs": {name: numbers}}`` or ``{"texts": [...]}``."""
     try:
         given = msgspec.json.decode(body, type=Body)
@@ -39,24 +42,22 @@ def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | N
     if (given.inputs is None) == (given.texts is None):
         raise Problem(400, 'the body needs either "inputs" or "texts"')
     if given.inputs is not None:
-        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()})
+        return checked(guard, {name: as_array(name, value, guard) for name, value in given.inputs.items()}, settings)
     if tokenizer is None:
         raise Problem(400, 'this guard has no tokenizer; send "inputs", or start the service with --tokenizer')
     if not given.texts:
         raise Problem(400, '"texts" is empty; send at least one')
-    return checked(guard, tokenizer(given.texts))
+    _check_rows(len(given.texts), settings)
+    return checked(guard, tokenizer(given.texts), settings)
 
 
 def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
     """Nested lists of numbers as an array of the type that the guard takes, if every number has a place in it."""
     wanted = _wanted(name, guard)
     kind = np.dtype(wanted["dtype"])
-    try:
-        found = np.asarray(value)
-    except (ValueError, OverflowError):
-        raise Problem(400, f"{name} must have lists of equal lengths, and numbers that fit {kind}") from None
-    if found.dtype.kind not in "biuf":
-        raise Problem(400, f"{name} must be nested lists of numbers ({kind})")
+    found = nested_numbers(value)
+    if found is None:
+        raise Problem(400, f"{name} must be nested lists of equal lengths with numbers that fit {kind}")
     if kind.kind in "iu" and found.dtype.kind in "iu" and found.size:
         limits = np.iinfo(wanted["dtype"])
         if found.min() < limits.min or found.max() > limits.max:
@@ -65,18 +66,29 @@ def as_array(name: str, value: Any, guard: ExportedGuard) -> npt.NDArray[Any]:
     return found
 
 
-def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Arrays with the names, types and shapes that the guard takes, all of them finite."""
+def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], settings: Settings) -> Arrays:
+    """Arrays with the names, types and shapes that the guard takes, all of them finite, as its graph takes them."""
     for name, value in named.items():
         _wanted(name, guard)
+        _check_rows(len(value) if value.ndim else 1, settings)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise Problem(422, f"{name} has values that are NaN or infinite, which cannot be scored")
     try:
-        if guard.transform is None:
-            return guard.arrays(**named)
-        return guard.arrays(*named.values())
+        with np.errstate(over="ignore"):
+            arrays = guard.arrays(**named) if guard.transform is None else guard.arrays(*named.values())
     except OodlesError as error:
         raise problem_with_inputs(error) from None
+    if guard.transform is not None:
+        return pixel_arrays(arrays[INPUT], guard.transform, settings)
+    for name, value in arrays.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise Problem(422, f"{name} has numbers that are too large for {value.dtype}, which cannot be scored")
+    return arrays
+
+
+def _check_rows(rows: int, settings: Settings) -> None:
+    if rows > settings.images:
+        raise Problem(413, f"{rows} inputs in one request, more than {settings.images}; send them in several")
 
 
 def rows_of(arrays: Arrays) -> int:

@@ -84,6 +84,7 @@ class GuardBody(_Answer):
     threshold: ThresholdBody
     calibration: CalibrationBody | None
     members: list[str] = Field(description="Of an ensemble.")
+    explains: bool = Field(description="Whether it was exported with what explain=1 needs.")
     reload_error: str | None = Field(description="Why the newest version of its files is not served.")
 
 
@@ -103,3 +104,117 @@ class GuardsBody(_Answer):
     guards: list[GuardBody]
     can_save: bool = Field(description="Whether thresholds can be changed, with a token.")
     limits: LimitsBody
+
+
+class ExpectedBody(_Answer):
+    """What the calibration set lets expect."""
+
+    rate: float
+    upper: float = Field(description="Largest rejection rate that the calibration explains.")
+
+
+class WindowBody(_Answer):
+    """The rejection rate of some inputs in a row, with its control limits."""
+
+    first: int
+    last: int
+    rate: float
+    low: float
+    high: float
+
+
+class AlarmBody(_Answer):
+    """An alarm that stands."""
+
+    kind: str
+    since: int
+    message: str
+
+
+class EvidenceBody(_Answer):
+    """How much speaks for a change of the stream; an alarm is raised at `alarm_at`."""
+
+    rejections: float
+    p_values: float | None
+    alarm_at: float
+
+
+class ClassBody(_Answer):
+    """How often a class was predicted."""
+
+    name: str
+    count: int
+
+
+class MonitorBody(_Answer):
+    """What is known about the inputs so far."""
+
+    inputs: int
+    rejected: int
+    rate: float | None
+    expected: ExpectedBody
+    windows: list[WindowBody] = Field(description="Oldest first, at most 200.")
+    alarm: AlarmBody | None
+    evidence: EvidenceBody
+    classes: list[ClassBody]
+
+
+class ServerBody(_Answer):
+    """The server, as the inference protocol describes it."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class LiveBody(_Answer):
+    """The process answers."""
+
+    live: bool
+
+
+class ReadyBody(_Answer):
+    """Requests are answered."""
+
+    ready: bool
+
+
+class ModelReadyBody(_Answer):
+    """Requests for a guard are answered."""
+
+    name: str
+    ready: bool
+
+
+class TensorBody(_Answer):
+    """An input or output; -1 is a size that may differ from request to request."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelBody(_Answer):
+    """A guard, as the inference protocol describes it."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorBody]
+    outputs: list[TensorBody]
+
+
+class OutputBody(TensorBody):
+    """An output with its numbers, or with the number of its bytes after the JSON."""
+
+    data: list[float | int | bool | None] | None = None
+    parameters: dict[str, int] | None = None
+
+
+class InferenceBody(_Answer):
+    """The answer to an inference request."""
+
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[OutputBody]

@@ -1,53 +1,93 @@
-"""Connections whose clients take too long to say what they want are closed."""
+"""Connections whose clients take too long, or whose headers are too long, are closed."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADER_SECONDS = 10.0
+MOST_HEADER_BYTES = 65_536
+"""What a request may have beside its body; chunks and trailers may have as many more as the body has."""
+
+
+def timed_protocol(seconds: float) -> type["TimedProtocol"]:
+    """The protocol with this limit on every kind of waiting."""
+    return type("TimedProtocol", (TimedProtocol,), {"seconds": seconds})
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which waits for the headers of a request forever, with a limit on that."""
+    """uvicorn's protocol, which waits forever for headers to arrive and for answers to be read, with limits on both.
 
-    _header_timer: asyncio.TimerHandle | None = None
+    Nor does uvicorn limit the size of headers. The body is the application's, which has limits of its own.
+    """
+
+    seconds = 30.0
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _body_bytes = _other_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        self._wait_for_headers()
+        transport.set_write_buffer_limits(0)  # to be told of whatever a client does not read
+        self._reading = self._after_a_while(self._give_up_reading)
 
     def data_received(self, data: bytes) -> None:
         """Wait for the rest of the headers, if a request has begun after another one."""
-        idle = self.cycle is None or self.cycle.response_complete
+        self._other_bytes += len(data)
         super().data_received(data)
-        if idle and self._header_timer is None and self.parser is not None and self.cycle_is_over():
-            self._wait_for_headers()
-
-    def cycle_is_over(self) -> bool:
-        """Whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        if self.parser is None or self.transport.is_closing():
+            return
+        if self._other_bytes > MOST_HEADER_BYTES + self._body_bytes:
+            if self._is_idle():
+                self.send_400_response("The headers are too large.")
+            else:
+                self.transport.abort()
+        elif self._reading is None and self._is_idle():
+            self._reading = self._after_a_while(self._give_up_reading)
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the request has begun."""
-        self._stop_waiting()
+        self._reading = _stopped(self._reading)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count what is not part of the headers."""
+        self._other_bytes -= len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count anew for the next request."""
+        self._body_bytes = self._other_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read its answer."""
+        super().pause_writing()
+        self._writing = self._after_a_while(self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop waiting: the answer is on its way."""
+        self._writing = _stopped(self._writing)
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting: nobody is there."""
-        self._stop_waiting()
+        self._reading, self._writing = _stopped(self._reading), _stopped(self._writing)
         super().connection_lost(exc)
 
-    def _wait_for_headers(self) -> None:
-        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._close)
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
-    def _stop_waiting(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _after_a_while(self, act: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.seconds, act)
 
-    def _close(self) -> Any:
-        self._header_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
+    def _give_up_reading(self) -> None:
+        self._reading = None
+        self.transport.close()
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

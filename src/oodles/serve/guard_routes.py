@@ -11,7 +11,7 @@ from msgspec import Struct
 from oodles.data.readers import FORMATS
 from oodles.errors import OodlesError
 from oodles.serve.answers import REFUSALS, json_answer, service_of
-from oodles.serve.bodies import ErrorBody, GuardBody, GuardsBody
+from oodles.serve.bodies import ErrorBody, GuardBody, GuardsBody, MonitorBody
 from oodles.serve.guards import ServedGuard
 from oodles.serve.problems import Problem
 from oodles.serve.reading import read_body
@@ -49,7 +49,7 @@ async def guards(request: Request) -> Response:
     "/guards/{name}/monitor",
     summary="How the inputs so far compare with the calibration set",
     response_model=None,
-    responses={200: {"model": dict[str, Any]}, **REFUSED},
+    responses={200: {"model": MonitorBody}, **REFUSED},
 )
 async def monitor(request: Request, name: str) -> Response:
     """Counts, the rejection rate by windows with its limits, evidence of a change, and the alarm that stands."""
@@ -120,5 +120,6 @@ def _described(served: ServedGuard) -> dict[str, Any]:
         "threshold": guard.threshold.as_record(),
         "calibration": record["calibration"],
         "members": list(guard.members),
+        "explains": guard.explains,
         "reload_error": served.reload_error,
     }

@@ -1,5 +1,6 @@
 """``ServedGuard``: an exported guard with its batches, its monitor, and the version of it that answers now."""
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oodles.calibration import Threshold
-from oodles.deploy.artefact import RECORD, Arrays, replace_threshold
+from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold
 from oodles.deploy.exported import ExportedGuard, ExportedVerdict
 from oodles.errors import FileError, OodlesError
 from oodles.findings import Explanation
@@ -24,7 +25,7 @@ from oodles.serve.settings import Settings
 from oodles.serve.telemetry import Telemetry
 from oodles.serve.texts import TextTokenizer
 
-Stamp = tuple[int, int, int] | None
+Stamp = tuple[tuple[int, int, int], ...]
 LONGEST_RETRY = 30  # seconds
 
 
@@ -182,7 +183,8 @@ class ServedGuard:
             return
         try:
             with self._observing:
-                self.version.monitor.save(self._state)
+                now = copy.deepcopy(self.version.monitor)
+            now.save(self._state)  # without holding up answers while a disk is slow
         except OodlesError as error:
             self._telemetry.failures.labels("state").inc()
             log("state not saved", level=30, guard=self.name, error=str(error))
@@ -192,6 +194,8 @@ class ServedGuard:
     def set_threshold(self, value: float) -> None:
         """Accept what scores at least ``value`` from now on, here and in the guard's files."""
         with self._changing:
+            if self._current_stamp() != self._stamp:
+                raise Problem(503, f"the files of {self.name} have changed; try again once they are loaded", 5)
             guard = self.version.guard
             scores = guard.threshold.id_scores
             if scores is None:
@@ -205,6 +209,7 @@ class ServedGuard:
             changed = guard.with_threshold(threshold)
             replace_threshold(self.path, changed.threshold.as_record())
             self._stamp = self._current_stamp()
+            self.reload_error = None
             self._replace(Version(changed, self._new_monitor(changed), self.version.tokenizer))
 
     def reload(self) -> None:
@@ -215,7 +220,10 @@ class ServedGuard:
                 return
             self._stamp = stamp
             try:
-                self._replace(self._open())
+                version = self._open()
+                if version.guard.identity != self.version.guard.identity:  # else the same files, written again
+                    self._replace(version)
+                self.reload_error = None
             except OodlesError as error:
                 self.reload_error = str(error)
                 self._telemetry.failures.labels("reload").inc()
@@ -234,7 +242,6 @@ class ServedGuard:
 
     def _replace(self, version: Version) -> None:
         self.version = version
-        self.reload_error = None
         self._show_version()
         log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
 
@@ -264,12 +271,12 @@ class ServedGuard:
         return Monitor(guard.threshold, classes=guard.class_names, guard=guard.identity, rule=self._settings.rule)
 
     def _current_stamp(self) -> Stamp:
-        """What changes with the guard's files: they are replaced, not rewritten."""
-        path = self.path / RECORD if self.path.is_dir() else self.path
+        """What changes with any of the guard's files, also if they arrive one after another."""
         with suppress(OSError):
-            found = path.stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns
-        return None
+            paths = [self.path / name for name in (RECORD, *MEMBERS)] if self.path.is_dir() else [self.path]
+            found = [path.stat() for path in paths]
+            return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+        return ()
 
 
 class _Speed:

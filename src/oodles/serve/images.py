@@ -1,11 +1,17 @@
-"""From the bytes of an image file to what a guard's graph takes, within the service's limits."""
+"""From an image file, or from pixels, to what a guard's graph takes, within the service's limits."""
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
 
 from oodles.data.image_sets import decode
 from oodles.data.limits import PIXELS, TooLargeError
 from oodles.data.readers import open_bytes
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import Arrays
-from oodles.deploy.exported import INPUT, uncropped
+from oodles.deploy.exported import INPUT
+from oodles.deploy.inputs import uncropped
+from oodles.errors import DataError
 from oodles.serve.problems import problem_with_image
 from oodles.serve.settings import Settings
 
@@ -20,6 +26,18 @@ def image_arrays(content: bytes, transform: Transform, settings: Settings) -> Ar
     except Exception as error:  # Pillow's decoders raise all kinds
         raise problem_with_image(error) from None
     return {INPUT: uncropped(pixels[None], transform)}
+
+
+def pixel_arrays(pixels: npt.NDArray[np.uint8], transform: Transform, settings: Settings) -> Arrays:
+    """Images as uint8 ``(n, height, width, 3)``, resized one by one; the graph would need memory for all at once."""
+    _, height, width, _ = pixels.shape
+    try:
+        _check_size(width, height, settings)
+        with PIXELS.take(transform.pixels(width, height)):
+            prepared = np.stack([transform(Image.fromarray(each)) for each in pixels])
+    except DataError as error:
+        raise problem_with_image(error) from None
+    return {INPUT: uncropped(prepared, transform)}
 
 
 def _check_size(width: int, height: int, settings: Settings) -> None:

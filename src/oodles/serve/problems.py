@@ -2,7 +2,7 @@
 
 from oodles.data.limits import TooLargeError
 from oodles.data.readers import EmptyFileError, NotAnImageError
-from oodles.errors import OodlesError
+from oodles.errors import FileError, OodlesError
 
 
 class Problem(Exception):  # noqa: N818  # a refusal is not an error of the service
@@ -25,5 +25,5 @@ def problem_with_image(error: Exception) -> Problem:
 
 
 def problem_with_inputs(error: OodlesError) -> Problem:
-    """What is wrong with arrays that the guard does not take."""
-    return Problem(400, str(error))
+    """What is wrong with inputs that the guard does not take, or asks too much of its files."""
+    return Problem(422 if isinstance(error, FileError) else 400, str(error))

@@ -9,6 +9,7 @@ from oodles import __version__
 from oodles.deploy.exported import OUTPUTS
 from oodles.serve.answers import REFUSALS, json_answer, service_of
 from oodles.serve.arrays import checked, rows_of
+from oodles.serve.bodies import InferenceBody, LiveBody, ModelBody, ModelReadyBody, ReadyBody, ServerBody
 from oodles.serve.problems import Problem
 from oodles.serve.reading import read_body
 from oodles.serve.tensors import NAMES, read_inference, write_inference
@@ -17,7 +18,8 @@ router = APIRouter(prefix="/v2")
 health = APIRouter(prefix="/v2")  # needs no token
 DATATYPES = {"label": "INT64", "is_id": "BOOL"}  # of the outputs that are not FP32
 LENGTH = "Inference-Header-Content-Length"
-NOT_READY: dict[int | str, dict[str, Any]] = {503: REFUSALS[503]}
+NO_MODEL: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 404, 503)}
+BYTES = {"type": "string", "format": "binary"}
 INFER_BODY: dict[str, Any] = {
     "type": "object",
     "required": ["inputs"],
@@ -51,19 +53,29 @@ INFER_BODY: dict[str, Any] = {
 }
 
 
-@health.get("", summary="The server", response_model=None)
+@health.get("", summary="The server", response_model=None, responses={200: {"model": ServerBody}})
 async def server() -> Response:
     """Its name, version and extensions."""
     return json_answer({"name": "oodles", "version": __version__, "extensions": ["binary_tensor_data"]})
 
 
-@health.get("/health/live", summary="Whether the process answers", response_model=None)
+@health.get(
+    "/health/live",
+    summary="Whether the process answers",
+    response_model=None,
+    responses={200: {"model": LiveBody}},
+)
 async def live() -> Response:
     """Always 200: if there is no answer, restart the process."""
     return json_answer({"live": True})
 
 
-@health.get("/health/ready", summary="Whether requests are answered", response_model=None, responses=NOT_READY)
+@health.get(
+    "/health/ready",
+    summary="Whether requests are answered",
+    response_model=None,
+    responses={200: {"model": ReadyBody}, 503: REFUSALS[503]},
+)
 async def ready(request: Request) -> Response:
     """200 once every guard has been warmed up; 503 before that, and from SIGTERM on."""
     service = service_of(request)
@@ -77,7 +89,7 @@ async def ready(request: Request) -> Response:
     "/models/{name}",
     summary="A guard's inputs and outputs",
     response_model=None,
-    responses={404: REFUSALS[404], **NOT_READY},
+    responses={200: {"model": ModelBody}, **NO_MODEL},
 )
 async def model(request: Request, name: str) -> Response:
     """Their names, types and shapes; -1 is a size that may differ from request to request."""
@@ -109,7 +121,7 @@ async def model(request: Request, name: str) -> Response:
     "/models/{name}/ready",
     summary="Whether a guard answers",
     response_model=None,
-    responses={404: REFUSALS[404], **NOT_READY},
+    responses={200: {"model": ModelReadyBody}, **NO_MODEL},
 )
 async def model_ready(request: Request, name: str) -> Response:
     """200, or 503 while it is warmed up."""
@@ -121,8 +133,25 @@ async def model_ready(request: Request, name: str) -> Response:
     "/models/{name}/infer",
     summary="Run a guard on tensors",
     response_model=None,
-    responses=REFUSALS,
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": INFER_BODY}}}},
+    responses={
+        200: {"model": InferenceBody, "content": {"application/octet-stream": {"schema": BYTES}}},
+        **{status: about for status, about in REFUSALS.items() if status != 415},
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": INFER_BODY}, "application/octet-stream": {"schema": BYTES}},
+        },
+        "parameters": [
+            {
+                "name": LENGTH,
+                "in": "header",
+                "required": False,
+                "schema": {"type": "integer", "minimum": 0},
+                "description": "Where the JSON ends and the tensors' bytes begin.",
+            }
+        ],
+    },
 )
 async def infer(request: Request, name: str) -> Response:
     """Tensors in and out, as JSON or as bytes after the JSON (the binary tensor data extension).
@@ -137,12 +166,8 @@ async def infer(request: Request, name: str) -> Response:
         limit = service.settings.json_bytes if header is None else service.settings.body_bytes
         body = await read_body(request, service.settings, limit=limit)
         inference = await service.in_thread(read_inference, body, header, OUTPUTS)
-        arrays = checked(version.guard, inference.inputs)
+        arrays = await service.in_thread(checked, version.guard, inference.inputs, service.settings)
         rows = rows_of(arrays)
-        if rows > service.settings.images:
-            raise Problem(
-                413, f"{rows} inputs in one request, more than {service.settings.images}; send them in several"
-            )
         with served.admit(rows):
             async with service.in_time():
                 answer = await asyncio.wrap_future(served.submit(version, arrays, explain=False))

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from oodles.names import printable
 from oodles.serve.answers import REFUSALS, json_answer, service_of
 from oodles.serve.arrays import arrays_from_json, rows_of
 from oodles.serve.bodies import ScoreBody
@@ -101,25 +102,25 @@ async def _score_images(
             answers = await asyncio.gather(*map(one, uploads), return_exceptions=True)
     results = []
     for upload, answer in zip(uploads, answers, strict=True):
+        name = None if upload.name is None else printable(upload.name)[:LONGEST_NAME]
         if isinstance(answer, Answer):
-            results.append(_result(answer, 0, upload.name))
+            results.append(_result(answer, 0, name))
         elif not isinstance(answer, Problem):
             raise answer
         else:
             served.count_errors(1)
-            if len(uploads) == 1:
-                raise answer
-            results.append(_failed(answer.status, answer.message, upload.name))
+            results.append(_failed(answer.status, answer.message, name))
+    alone = results[0]["error"] if len(results) == 1 else None
+    if alone is not None:
+        raise Problem(alone["status"], alone["message"])
     return results
 
 
 async def _score_arrays(
     service: Service, served: ServedGuard, version: Version, body: bytes, explain: bool
 ) -> list[dict[str, Any]]:
-    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer)
+    arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer, service.settings)
     rows = rows_of(arrays)
-    if rows > service.settings.images:
-        raise Problem(413, f"{rows} inputs in one request, more than {service.settings.images}; send them in several")
     with served.admit(rows):
         async with service.in_time():
             answer = await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
@@ -132,7 +133,7 @@ def _result(answer: Answer, row: int, name: str | None) -> dict[str, Any]:
         return _failed(422, "the network's output is not finite", name)
     label = int(verdict.label[row])
     return {
-        "name": name if name is None else name[:LONGEST_NAME],
+        "name": name,
         "label": label,
         "class_name": names[label] if label < len(names) else None,
         "probability": float(verdict.probability[row]),
@@ -147,13 +148,7 @@ def _result(answer: Answer, row: int, name: str | None) -> dict[str, Any]:
 def _failed(status: int, message: str, name: str | None) -> dict[str, Any]:
     nothing = dict.fromkeys(("label", "class_name", "probability", "score", "p_value"))
     error = {"status": status, "message": message}
-    return {
-        "name": name if name is None else name[:LONGEST_NAME],
-        **nothing,
-        "is_id": False,
-        "error": error,
-        "explanation": None,
-    }
+    return {"name": name, **nothing, "is_id": False, "error": error, "explanation": None}
 
 
 def _input_names(version: Version) -> list[str]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from oodles.errors import ArgumentError
 from oodles.monitor import Webhook
 from oodles.serve.app import make_app
-from oodles.serve.connections import TimedProtocol
+from oodles.serve.connections import timed_protocol
 from oodles.serve.guards import ServedGuard, Source
 from oodles.serve.logs import log, start_logging
 from oodles.serve.service import Service
@@ -51,6 +51,8 @@ def serve(sources: Sequence[Source], settings: Settings, host: str, port: int, l
         address, number = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         log("listening", address=f"http://{shown}:{number}", guards=[guard.name for guard in guards])
+        if settings.token is None and address not in ("127.0.0.1", "::1"):
+            log("no token", level=logging.WARNING, reason="other machines may use the service; give --token-file")
         run(make_app(service), service, listening)
         if webhook is not None:
             webhook.wait()
@@ -66,7 +68,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
     """Answer requests until a signal ends the process."""
     config = uvicorn.Config(
         app,
-        http=TimedProtocol,
+        http=timed_protocol(service.settings.seconds),
         ws="none",
         log_config=None,
         access_log=False,

@@ -93,7 +93,8 @@ class Service:
         """Warm up, then follow the guards' files and save what monitors know, until it is cancelled."""
         for guard in self.guards.values():
             await self._safely(guard.warm_up)
-        log("ready", guards=list(self.guards))
+        if self.ready:
+            log("ready", guards=list(self.guards))
         loop = asyncio.get_running_loop()
         reload_at = save_at = loop.time()
         while True:

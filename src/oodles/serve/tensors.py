@@ -1,5 +1,6 @@
 """Tensors of the Open Inference Protocol (version 2): as JSON, and as bytes after the JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct, field
 
 from oodles.names import printable
+from oodles.serve.nested import MOST_DIMENSIONS, nested_numbers
 from oodles.serve.problems import Problem
 
 TYPES = {
@@ -22,8 +24,8 @@ TYPES = {
     "FP32": "float32",
     "FP64": "float64",
 }
+MOST_NUMBERS = 1 << 40  # of a tensor; no body is as large
 NAMES = {kind: name for name, kind in TYPES.items()}
-MOST_DIMENSIONS = 8
 Array = npt.NDArray[Any]
 
 
@@ -117,9 +119,9 @@ def _array(tensor: _Tensor, rest: memoryview) -> tuple[Array, memoryview]:
         raise Problem(400, f"{name} has the datatype {printable(tensor.datatype)[:20]}, not one of {', '.join(TYPES)}")
     if len(tensor.shape) > MOST_DIMENSIONS or any(size < 0 for size in tensor.shape):
         raise Problem(400, f"{name} has the shape {tensor.shape[:10]}; give up to {MOST_DIMENSIONS} sizes from 0")
-    count = 1
-    for size in tensor.shape:
-        count *= size
+    count = math.prod(tensor.shape)
+    if count > MOST_NUMBERS or max(tensor.shape, default=0) > MOST_NUMBERS:
+        raise Problem(400, f"{name} has the shape {tensor.shape}, more numbers than a body can hold")
     stated = tensor.parameters.get("binary_data_size")
     if (tensor.data is None) == (stated is None):
         raise Problem(400, f"{name} needs either data or binary_data_size")
@@ -136,14 +138,11 @@ def _array(tensor: _Tensor, rest: memoryview) -> tuple[Array, memoryview]:
 
 def _from_numbers(data: list[Any], kind: str, count: int, name: str) -> Array:
     """A flat array from numbers, nested or not, if every one of them has a place in the type."""
-    try:
-        found = np.asarray(data)
-        exact = found.size == count and (found.dtype.kind in "biuf" or count == 0)
-        converted = found.ravel().astype(kind)
-        whole = np.dtype(kind).kind in "biu"
-        exact = exact and (not whole or bool((converted == found.ravel()).all()))
-    except (ValueError, OverflowError, TypeError):
-        exact = False
-    if not exact:
-        raise Problem(400, f"the data of {name} are not {count} numbers that fit {kind}")
-    return converted
+    found = nested_numbers(data)
+    if found is not None and found.size == count:
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found by the comparison
+            converted = found.ravel().astype(kind)
+        same = converted == found.ravel() if np.dtype(kind).kind in "biu" else np.isfinite(converted)
+        if same.all():
+            return converted
+    raise Problem(400, f"the data of {name} are not {count} numbers that fit {kind}")

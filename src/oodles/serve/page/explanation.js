@@ -26,17 +26,21 @@ function single({ findings }) {
 
 function members({ findings, reduction }) {
   const intro = `The score is ${REDUCTIONS[reduction] ?? reduction} of these detectors, the most sceptical first. A p-value is the share of held-out ID inputs that score at most as high: near 0 is unusual, and a typical ID input has about 0.5.`;
-  const rows = findings.map((finding) => {
+  const order = [...findings].sort((one, other) => (one.p_value ?? 1) - (other.p_value ?? 1)); // as shown; else the service's
+  const rows = order.map((finding) => {
     const below = finding.score !== null && finding.id_lowest !== null && finding.score < finding.id_lowest;
     const meter = make("span", { className: "bar", "aria-hidden": "true" }, make("span", { className: finding.p_value < 0.05 ? "low" : "" }));
     meter.firstChild.style.width = `${Math.max(1, 100 * (finding.p_value ?? 0))}%`;
     const value = finding.p_value === null ? "not known" : `${below ? "<" : "="} ${finding.p_value.toFixed(2)}`;
     const scores = `score ${number(finding.score, 3)}; ID: lowest ${number(finding.id_lowest, 3)}, median ${number(finding.id_median, 3)}`;
     return make("li", {},
-      make("span", { className: "spec" }, finding.spec), meter, make("span", { className: "p" }, `p ${value}`), make("span", { className: "muted small scores" }, scores));
+      make("span", { className: "spec" }, ...breakable(finding.spec)), make("span", { className: "p" }, `p ${value}`), meter, make("span", { className: "muted small scores" }, scores));
   });
   return [make("p", {}, intro), make("ul", { className: "members" }, ...rows)];
 }
+
+/** A detector as text that may be broken between its stages. */
+const breakable = (spec) => spec.split(/(?<=\+)/).flatMap((stage) => [stage, make("wbr")]);
 
 function neighbours(finding) {
   const items = finding.neighbours.map((each) => {
@@ -44,7 +48,7 @@ function neighbours(finding) {
     const name = each.class_name ?? (each.label === null ? null : `class ${each.label}`);
     return make("li", {}, `${number(each.similarity, 3)} (${name === null ? "" : `${name}, `}${row})`);
   });
-  return make("div", {}, make("h3", {}, `${finding.spec}: nearest training rows, by similarity`), make("ul", {}, ...items));
+  return make("div", {}, make("h3", {}, ...breakable(finding.spec), ": nearest training rows, by similarity"), make("ul", {}, ...items));
 }
 
 // Contributions to the predicted class -----------------------------------------------------------
@@ -57,7 +61,7 @@ function contributions({ spec, contributions: parts }, predicted, alone) {
   const units = [["largest_kept", "Largest kept contributions", "kept"], ["largest_dropped", "Largest dropped contributions", "dropped"], ["least_usual", "Least usual contributions", "kept"]]
     .filter(([group]) => parts[group]?.length)
     .map(([group, title, kind]) => unitList(parts[group], title, kind));
-  return [make("h3", {}, `${alone ? "What" : `${spec}: what`} adds up to the logit of ${predicted}`), figure, make("div", { className: "unit-lists" }, ...units)];
+  return [make("h3", {}, ...(alone ? ["What"] : [...breakable(spec), ": what"]), ` adds up to the logit of ${predicted}`), figure, make("div", { className: "unit-lists" }, ...units)];
 }
 
 function contributionWords(parts, predicted) {
@@ -84,7 +88,7 @@ function signedBars(rows, width, alternative) {
   const height = rows.length * line + 6;
   const low = Math.min(0, ...rows.map(([, value]) => value));
   const high = Math.max(0, ...rows.map(([, value]) => value));
-  const numbers = 58;
+  const numbers = 68; // pixels of a number beside its bar
   const place = (value) => names + (low < 0 ? numbers : 8) + ((value - low) / (high - low || 1)) * (width - names - numbers - (low < 0 ? numbers : 8));
   const chart = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": alternative });
   rows.forEach(([name, value, kind], index) => {

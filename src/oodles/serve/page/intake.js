@@ -19,7 +19,7 @@ function takeFiles(files) {
   const before = state.selected;
   if (items.length === 1) state.selected = items[0];
   sending.total += items.length;
-  sending.last = sending.last.then(() => scoreItems(items, guard.name, limits, before));
+  sending.last = sending.last.then(() => scoreItems(items, guard, limits, before));
   showEverything();
   thumbnails(items.filter((item) => !item.problem));
 }
@@ -151,13 +151,14 @@ function droppedFiles(transfer) {
 
 /** Score what was written: one text per line if the guard takes texts, else its inputs as JSON. */
 async function takeWritten(written) {
-  const { name: guard, texts: isText } = state.guard;
+  const { guard } = state;
+  const isText = guard.texts;
   const texts = isText ? written.split("\n").map((line) => line.trim()).filter(Boolean) : null;
   showProblem("");
   try {
     const body = isText ? { texts } : JSON.parse(written);
     const answer = await scoreWritten(JSON.stringify(body), guard);
-    const items = answer.results.map((result, index) => ({ guard, name: texts?.[index] ?? `row ${index + 1}`, file: null, thumbnail: null, result, problem: null }));
+    const items = answer.results.map((result, index) => ({ guard: guard.name, name: texts?.[index] ?? `row ${index + 1}`, file: null, thumbnail: null, result, problem: null }));
     items.forEach(addItem);
     state.selected = items[0];
     noticeThreshold(answer);

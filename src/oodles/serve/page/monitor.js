@@ -29,6 +29,9 @@ async function poll() {
   if (!document.hidden) monitor.timer = setTimeout(poll, 1000 * next);
 }
 
+/** A number that may be anything from a fraction to many millions. */
+const amount = (value) => (value < 1000 || value >= 1e12 ? number(value, 3) : whole(Math.round(value)));
+
 function prepareMonitor() {
   document.addEventListener("visibilitychange", watch);
   drawAtWidth(byId("rate-chart"), () => monitor.record && drawRate());
@@ -41,7 +44,7 @@ function showMonitor() {
     fact("Inputs", whole(inputs)),
     fact("Rejected", whole(rejected), inputs ? percent(rate) : null),
     fact("Expected rate", percent(expected.rate), `at most ${percent(expected.upper)}, given the size of the calibration set`),
-    fact("Evidence of a change", number(strongest, 3), `alarm at ${number(evidence.alarm_at, 3)}`),
+    fact("Evidence of a change", amount(strongest), `alarm at ${amount(evidence.alarm_at)}`),
   );
   showAlarm(alarm);
   drawRate();
@@ -72,12 +75,12 @@ function showTables() {
 const isOutside = (each) => each.rate > each.high || each.rate < each.low;
 
 function drawRate() {
-  const { windows, inputs, expected } = monitor.record;
+  const { windows, expected } = monitor.record;
   const box = byId("rate-chart");
   const outside = windows.filter(isOutside).length;
   if (!windows.length) {
     box.replaceChildren();
-    byId("rate-caption").textContent = `No window of inputs is complete yet (${counted(inputs, "input")} so far). The chart shows the OOD rate of each, with its control limits.`;
+    byId("rate-caption").textContent = "Nothing has been scored yet. The chart will show the OOD rate of each window of inputs, with its control limits.";
     return;
   }
   const last = windows.at(-1);

@@ -66,9 +66,11 @@ function verdictFacts({ result }) {
   ];
 }
 
+const UNEXPLAINED = "This guard was exported without what an explanation needs; export it again to see why.";
+
 function showWhy() {
   const item = state.selected;
-  const explanation = item?.guard === state.guard.name ? item.result?.explanation : null;
-  byId("why-section").hidden = !explanation;
-  byId("why").replaceChildren(...(explanation ? explained(explanation) : []));
+  const result = item?.guard === state.guard.name && isScored(item) ? item.result : null;
+  byId("why-section").hidden = !result;
+  byId("why").replaceChildren(...(result?.explanation ? explained(result.explanation) : [make("p", {}, UNEXPLAINED)]));
 }

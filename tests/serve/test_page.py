@@ -1,0 +1,403 @@
+"""The page in a real browser, on a real server with real photographs; `make check-browser` runs these."""
+
+import base64
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+pytest.importorskip("selenium", reason="the extra `browser` is not installed")
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from support.browser import chromium
+from support.page_server import GUARDS, export_guards, serving
+
+from oodles.deploy.exported import ExportedGuard
+
+pytestmark = [pytest.mark.browser, pytest.mark.realdata]
+TOKEN = "a-token-for-the-tests"  # noqa: S105
+WIDTHS = (390, 1280)
+
+
+# A server with guards of the shipped network, and a browser ----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guards(data, tmp_path_factory):
+    """The folder of the guards that the tests serve."""
+    return export_guards(data, tmp_path_factory.mktemp("guards"))
+
+
+@pytest.fixture(scope="module")
+def server(guards):
+    with serving(*(guards / name for name in GUARDS)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def tab():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(tab):
+    """The browser; at the end, nothing was complained about and no other host was asked for anything."""
+    tab.hosts()
+    tab.look()
+    yield tab
+    assert tab.messages() == []
+    assert {host.partition(":")[0] for host in tab.hosts()} == {"127.0.0.1"}
+
+
+@pytest.fixture
+def page(browser, server):
+    """The page with the shipped guard."""
+    browser.open(server)
+    browser.wait("#about", "Detector: energy", "10 classes")
+    browser.wait("#effects", "95")
+    return browser
+
+
+@pytest.fixture(scope="module")
+def photographs(data, tmp_path_factory):
+    """Fifty pictures: CIFAR-10 test images, and ten scenes that are none of its classes."""
+    folder = tmp_path_factory.mktemp("photographs")
+    with zipfile.ZipFile(data / "cifar10-jpeg.zip") as archive:
+        names = [name for name in archive.namelist() if name.startswith("test/") and name.endswith(".jpg")][::250][:40]
+        for index, name in enumerate(names):
+            (folder / f"{name.split('/')[1]}-{index}.jpg").write_bytes(archive.read(name))
+    for path in sorted((data / "places365").rglob("*.png"))[:10]:
+        (folder / f"place-{path.name}").write_bytes(path.read_bytes())
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def printed(guards, photographs):
+    """What ``oodles score`` says about each of them with the shipped guard."""
+    command = [sys.executable, "-m", "oodles", "score", str(guards / "small"), str(photographs[0].parent), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    verdicts = json.loads(done.stdout)["verdicts"]
+    return {each["path"].rpartition("/")[2]: each for each in verdicts}
+
+
+CARDS = """
+return [...document.querySelectorAll("#recent .card")].map((card) =>
+  ["name", "tag", "detail"].map((part) => card.querySelector(`.${part}`).textContent))
+"""
+EFFECTS = """
+return Object.fromEntries([...document.querySelectorAll("#effects div")].map((each) =>
+  [...each.children].map((part) => part.textContent.replaceAll("\u00a0", " "))))
+"""
+CHOOSE = """
+const select = document.querySelector("#guard");
+select.value = arguments[0];
+select.dispatchEvent(new Event("change"));
+"""
+PASTE = """
+const bytes = Uint8Array.from(atob(arguments[0]), (each) => each.charCodeAt(0));
+const data = new DataTransfer();
+data.items.add(new File([bytes], "pasted.jpg", { type: "image/jpeg" }));
+document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+"""
+
+
+def cards(page):
+    """Name, tag and details of each recent input, in the order shown."""
+    return page.script(CARDS)
+
+
+def effect(page, name):
+    """What the page says that the threshold would do."""
+    return page.script(EFFECTS)[name]
+
+
+def shown_score(page):
+    return float(page.one("#verdict data").get_attribute("value"))
+
+
+def threshold(page):
+    return float(page.one("#handle").get_attribute("aria-valuenow"))
+
+
+# Verdicts ---------------------------------------------------------------------------------------
+
+
+def test_a_dropped_photograph_gets_the_verdict_of_the_command_line(page, photographs, printed):
+    for path in (photographs[0], photographs[-1]):
+        page.drop([path])
+        said = page.wait("#verdict", path.name, "The score", "Predicted class")
+        expected = printed[path.name]
+        assert ("Accepted as in-distribution" in said) == expected["is_id"]
+        assert ("Rejected as out-of-distribution" in said) == (not expected["is_id"])
+        assert expected["class_name"] in said
+        assert shown_score(page) == pytest.approx(expected["score"], abs=1e-5)
+        page.wait("#announcement", path.name, expected["class_name"])
+        size = page.script(
+            "const i = document.querySelector('#verdict img'); return i && [i.naturalWidth, i.naturalHeight]"
+        )
+        assert size == [32, 32], "the thumbnail is shown"
+
+
+def test_a_pasted_picture_and_a_drawing_are_scored(page, photographs):
+    page.script(PASTE, base64.b64encode(photographs[0].read_bytes()).decode())
+    page.wait("#verdict", "pasted.jpg", "The score")
+    for number, button in enumerate(page.all(".drawing"), start=2):
+        button.click()
+        page.wait("#verdict", f"drawing of {button.text}", "The score")
+        assert len(cards(page)) == number
+
+
+def test_fifty_at_once_are_sorted_by_score(page, photographs, printed):
+    page.choose(photographs)
+    page.wait("#announcement", "50 inputs")
+    found = cards(page)
+    assert {name for name, _, _ in found} == {path.name for path in photographs}
+    expected = sorted(printed, key=lambda name: printed[name]["score"])
+    assert [name for name, _, _ in found] == expected
+    assert {name: tag == "accepted" for name, tag, _ in found} == {name: printed[name]["is_id"] for name in printed}
+    rejected = sum(not each["is_id"] for each in printed.values())
+    assert rejected
+    assert effect(page, "Recent inputs flagged") == f"{rejected} of 50"
+    assert expected[0] in page.text("#verdict"), "the least usual one is shown"
+    page.one("#clear").click()
+    assert cards(page) == []
+    assert not page.one("#recent-section").is_displayed()
+
+
+def test_what_cannot_be_scored_says_why_and_does_not_disturb_the_rest(page, photographs, tmp_path):
+    garbage, empty, cut = tmp_path / "garbage.jpg", tmp_path / "empty.png", tmp_path / "cut.jpg"
+    garbage.write_bytes(b"no picture" * 100)
+    empty.touch()
+    cut.write_bytes(photographs[0].read_bytes()[:400])
+    page.choose([garbage])
+    said = page.wait("#verdict", "Not scored", "garbage.jpg")
+    assert "not an image" in said.lower()
+    page.choose([empty, *photographs[:3], cut, garbage])
+    page.wait("#announcement", "6 inputs", "3 could not be scored")
+    found = cards(page)
+    assert [tag for _, tag, _ in found[-4:]] == ["not scored"] * 4
+    assert all(details for _, _, details in found)
+    assert sum(tag != "not scored" for _, tag, _ in found) == 3
+
+
+def test_a_file_too_large_is_refused_here(page, tmp_path):
+    large = tmp_path / "large.png"
+    large.write_bytes(bytes(21_000_000))
+    page.choose([large])
+    page.wait("#verdict", "Not scored", "21 MB", "at most 20 MB")
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>.jpg", "&lt;b&gt; \"quoted\" 'name'.jpg"])
+def test_a_file_name_with_html_is_shown_literally(page, photographs, tmp_path, name):
+    (tmp_path / name).write_bytes(photographs[0].read_bytes())
+    page.choose([tmp_path / name])
+    page.wait("#verdict", name, "The score")
+    page.wait("#announcement", name)
+    assert cards(page)[0][0] == name
+    assert page.all("img[src=x]") == []
+
+
+# The threshold ----------------------------------------------------------------------------------
+
+
+def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards, photographs, printed):
+    page.choose(photographs)
+    page.wait("#announcement", "50 inputs")
+    scores = np.array([each["score"] for each in printed.values()])
+    id_scores = ExportedGuard.open(guards / "small").threshold.id_scores
+    own, handle = threshold(page), page.one("#handle")
+    for keys in (
+        [Keys.ARROW_RIGHT] * 3,
+        [Keys.PAGE_UP] * 2,
+        [Keys.ARROW_DOWN],
+        [Keys.HOME],
+        [Keys.PAGE_UP],
+        [Keys.END],
+    ):
+        before = threshold(page)
+        handle.send_keys(*keys)
+        value = threshold(page)
+        assert value != before
+        kept = float(effect(page, "ID inputs kept").removeprefix("under ").removeprefix("over ").removesuffix(" %"))
+        assert kept == pytest.approx(100 * (id_scores >= value).mean(), abs=0.5)
+        assert effect(page, "Recent inputs flagged") == f"{(scores < value).sum()} of 50"
+        changed = ((scores >= value) != (scores >= own)).sum()
+        assert effect(page, "Would be judged differently").split()[0] == str(changed)
+        would = sum(tag.startswith("would be") for _, tag, _ in cards(page))
+        assert would == changed
+        assert "keeps" in handle.get_attribute("aria-valuetext")
+    page.wait("#verdict .trial", "would still be rejected")
+    page.one("#reset").click()
+    assert threshold(page) == own
+    assert not any(tag.startswith("would be") for _, tag, _ in cards(page))
+
+
+def test_the_threshold_moves_by_mouse_and_by_number(page):
+    own = threshold(page)
+    for offset, sign in ((90, 1), (-40, -1)):
+        before = threshold(page)
+        ActionChains(page.driver).drag_and_drop_by_offset(page.one("#handle"), offset, 0).perform()
+        assert np.sign(threshold(page) - before) == sign
+    field = page.one("#value")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys("-3.5", Keys.TAB)
+    assert threshold(page) == -3.5
+    assert not page.one("#save").is_enabled(), "the server has no token"
+    assert "without a token" in page.text("#saved")
+    page.one("#reset").click()
+    assert threshold(page) == own
+
+
+def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
+    for name in ("small", "dice", "ensemble"):
+        guard = ExportedGuard.open(guards / name)
+        scores = np.asarray(guard.threshold.id_scores, np.float64)
+        record = {"calibration": guard.record["calibration"], "threshold": guard.threshold.as_record()}
+        tried = np.linspace(scores[0] - 1, scores[-1] + 1, 301)
+        shares = page.script(
+            "return arguments[1].map((value) => keptShare(arguments[0], value))", record, tried.tolist()
+        )
+        exact = [(scores >= value).mean() for value in tried]
+        assert shares == pytest.approx(exact, abs=0.006)
+        value = page.script("return thresholdKeeping(arguments[0], 0.9)", record)
+        assert (scores >= value).mean() == pytest.approx(0.9, abs=0.006)
+
+
+def test_a_threshold_is_saved_with_the_token_only(browser, guards, photographs, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    guard = ExportedGuard.open(guards / "dice")
+    with serving(guards / "dice", "--token-file", tmp_path / "token") as address:
+        browser.open(address)
+        field = browser.one("#token")
+        browser.wait("#ask-title", "Token")
+        field.send_keys("wrong-token", Keys.ENTER)
+        browser.wait("#ask-problem", "did not accept")
+        assert browser.violations() == []
+        field.send_keys(TOKEN, Keys.ENTER)
+        browser.wait("#about", "dice(0.9)")
+        browser.choose(photographs[:4])
+        browser.wait("#announcement", "4 inputs")
+        browser.one("#handle").send_keys(Keys.PAGE_UP)
+        value = threshold(browser)
+        browser.script("sessionStorage.setItem('oodles-token', 'expired-token')")
+        browser.one("#save").click()
+        browser.wait("#ask-problem", "did not accept")
+        field.send_keys(Keys.ESCAPE)
+        browser.wait("#saved", "Not saved")
+        assert ExportedGuard.open(guards / "dice").threshold.value == guard.threshold.value
+        browser.one("#save").click()
+        field.send_keys(TOKEN, Keys.ENTER)
+        browser.wait("#saved", "Saved")
+        assert ExportedGuard.open(guards / "dice").threshold.value == pytest.approx(value)
+        browser.choose([photographs[0]])
+        browser.wait("#verdict", photographs[0].name, "The score")
+        assert "wrong" not in browser.script("return JSON.stringify({...sessionStorage})")
+
+
+# Why, and over time -----------------------------------------------------------------------------
+
+
+def test_why_shows_what_dice_keeps_and_what_each_member_says(page, guards, photographs):
+    page.script(CHOOSE, "dice")
+    page.choose(photographs[:1])
+    said = page.wait("#why", "Kept weights add", "The dropped weights would have added")
+    assert len(page.all("#why .units li")) == 10
+    assert "What adds up to the logit of" in said
+    page.script(CHOOSE, "ensemble")
+    page.choose(photographs[:1])
+    said = page.wait("#why", "most sceptical first")
+    members = ExportedGuard.open(guards / "ensemble").members
+    assert len(page.all("#why .members li")) == len(members) > 1
+    assert all(member in said for member in members)
+    values = page.script(
+        "return [...document.querySelectorAll('#why .p')].map((p) => Number(p.textContent.match(/[0-9.]+$/)[0]))"
+    )
+    assert values == sorted(values)
+
+
+def test_a_guard_that_explains_nothing_still_scores(page, photographs):
+    page.script("state.guard.explains = false")
+    page.choose(photographs[:1])
+    page.wait("#verdict", "The score")
+    page.wait("#why", "exported without")
+
+
+def test_inputs_that_are_no_pictures_are_written_as_json(page):
+    page.script(CHOOSE, "vectors")
+    assert not page.one("#drop").is_displayed()
+    page.one("#written button").click()
+    page.wait("#verdict", "row 1", "The score")
+    page.script("document.querySelector('#rows').value = '{\"inputs\":'")
+    page.one("#written button").click()
+    page.wait("#problem", "not valid JSON")
+    assert page.violations() == []
+
+
+def test_the_rate_is_drawn_with_its_limits_and_follows_the_stream(page, photographs):
+    page.script(CHOOSE, "ensemble")
+    page.wait("#monitor-facts", "Inputs")
+    before = int(page.text("#monitor-facts dd").replace(",", ""))
+    page.choose(photographs[:20])
+    page.wait("#monitor-facts", f"{before + 20:,}")
+    page.wait("#rate-caption", "control limits")
+    assert page.one("#rate-chart svg .band")
+    assert page.one("#rate-chart svg").get_attribute("aria-label").startswith("OOD rate over time")
+    page.one("#windows summary").click()
+    page.wait("#windows-tables", "Control limits", "Predicted classes")
+    assert page.violations() == []
+
+
+# For everybody ----------------------------------------------------------------------------------
+
+
+def test_no_state_of_the_page_is_inaccessible_in_either_theme(page, photographs, tmp_path):
+    (tmp_path / "garbage.jpg").write_bytes(b"no picture")
+
+    def check(state):
+        for width in WIDTHS:
+            for dark in (False, True):
+                page.look(width, dark=dark)
+                assert page.violations() == [], (state, width, dark)
+                overflow = page.script("return document.documentElement.scrollWidth - innerWidth")
+                assert overflow <= 0, (state, width)
+
+    check("nothing yet")
+    page.script(CHOOSE, "dice")
+    page.choose(photographs)
+    page.wait("#announcement", "50 inputs")
+    check("fifty, and why")
+    page.one("#handle").send_keys(Keys.PAGE_UP)
+    check("another threshold")
+    page.choose([tmp_path / "garbage.jpg"])
+    page.wait("#verdict", "Not scored")
+    check("garbage")
+
+
+def test_everything_is_reached_by_keyboard(page, photographs):
+    page.choose(photographs[:2])
+    page.wait("#announcement", "2 inputs")
+    page.script("document.activeElement.blur()")
+    reached = []
+    for _ in range(60):
+        ActionChains(page.driver).send_keys(Keys.TAB).perform()
+        reached.append(page.script("const e = document.activeElement; return e.id || e.className || e.tagName"))
+        if "BODY" in reached[1:]:
+            break
+    assert {"guard", "files", "drawing", "handle", "value", "clear", "SUMMARY"} <= {*reached}
+    assert any(each.startswith("card") for each in reached)
+    page.script("document.querySelector('#recent li:last-child button').focus()")
+    ActionChains(page.driver).send_keys(Keys.ENTER).perform()
+    assert page.one("#recent li:last-child button").get_attribute("aria-pressed") == "true"
+
+
+def test_no_scripts_but_its_own_can_run(page):
+    page.script(
+        "const s = document.createElement('script'); s.textContent = 'window.foreign = 1'; document.body.append(s)"
+    )
+    assert page.script("return window.foreign ?? null") is None
+    assert any("Content Security Policy" in message for message in page.messages())

@@ -1,0 +1,252 @@
+"""The process under load and at its end, and guards whose files are damaged, replaced or given another threshold."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from support.exported_guards import GRAPH, RECORD, parts_of, write, zipped
+from support.serving import AUTHORISED, JPEG, JSON, TOKEN, in_parallel, photo, refused_start, serving, until
+
+from oodles.deploy.artefact import read_artefact
+from oodles.deploy.exported import ExportedGuard
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def own(guards, tmp_path):
+    """A copy of a small guard of images that a test may change."""
+    return Path(shutil.copy(guards / "images.zip", tmp_path / "images.zip"))
+
+
+@pytest.fixture
+def parts(guards, tmp_path):
+    """The members of a small guard of images."""
+    shutil.unpack_archive(guards / "images.zip", tmp_path / "unpacked")
+    return parts_of(tmp_path / "unpacked")
+
+
+# Load ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_and_the_end_under_load(guards):
+    """With four inputs in progress others get 503; after SIGTERM what has begun is answered, and the exit code is 0."""
+    arguments = ("--queue", 4, "--max-images", 4, "--max-wait-ms", 2500, "--drain", 1)
+    with serving(guards / "images.zip", *arguments) as server:
+        statuses, answers = [], []
+
+        def ask(number):
+            answers.append(server.score(photo(number)))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(10)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len([line for line in server.log if line.get("status") == 503]) == 6)
+        statuses.append(server.get("/v2/health/live").status)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("draining")
+        statuses.append(server.get("/v2/health/ready").status)
+        statuses.append(server.get("/v2/health/live").status)
+        for thread in threads:
+            thread.join(60)
+        assert statuses == [200, 503, 200]
+        refused = [answer for answer in answers if answer.status == 503]
+        assert len(refused) == 6
+        assert all("4 inputs wait" in each.error and int(each.headers["retry-after"]) >= 1 for each in refused)
+        assert [answer.status for answer in answers if answer not in refused] == [200] * 4
+        assert server.process.wait(60) == 0
+        assert server.log[-1]["event"] == "ended"
+
+
+def test_too_many_requests_at_once(guards):
+    with serving(guards / "images.zip", "--concurrency", 2) as server:
+        slow = [server.connect() for _ in range(2)]
+        try:
+            for connection in slow:
+                connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+            reply = until(lambda: (found := server.score(photo())).status == 503 and found)
+            assert "2 requests are in progress" in reply.error
+            assert reply.headers["retry-after"] == "1"
+            assert server.get("/v2/health/ready").status == 200
+        finally:
+            for connection in slow:
+                connection.close()
+        until(lambda: server.score(photo()).status == 200)
+
+
+def test_one_bad_input_in_a_batch_fails_alone(guards):
+    with serving(guards / "tokens.zip", "--max-wait-ms", 1000) as server:
+
+        def ask(number):
+            ids = [[1, 2, 3, 10**6 if number == 3 else number]]
+            return server.ask("POST", "/score", json.dumps({"inputs": {"input_ids": ids}}).encode(), JSON)
+
+        replies = in_parallel(6, ask)
+        assert [reply.status for reply in replies] == [200, 200, 200, 400, 200, 200]
+        assert "cannot be run on these inputs" in replies[3].error
+        assert server.metric("oodles_batch_rows_count") >= 5, "tried together, then each alone"
+        good = [0, 1, 2, 4, 5]
+        expected = ExportedGuard.open(guards / "tokens.zip")([[1, 2, 3, number] for number in good]).score.tolist()
+        assert [replies[number].result["score"] for number in good] == pytest.approx(expected, abs=1e-6)
+
+
+# Starting -----------------------------------------------------------------------------------------
+
+
+def test_damaged_and_hostile_guards_are_not_served(parts, guards, tmp_path):
+    whole = (guards / "images.zip").read_bytes()
+    graph, record = parts[GRAPH], parts[RECORD]
+    flipped = graph[:500] + bytes([graph[500] ^ 1]) + graph[501:]
+    link = write(parts, tmp_path / "link")
+    (link / GRAPH).rename(tmp_path / "elsewhere.onnx")
+    (link / GRAPH).symlink_to(tmp_path / "elsewhere.onnx")
+    written = {
+        "cut.zip": whole[:-3000],
+        "flipped.zip": zipped({**parts, GRAPH: flipped}),
+        "newer.zip": zipped({**parts, RECORD: record.replace(b'"schema": 2', b'"schema": 99')}),
+        "outside.zip": zipped({**parts, "../../escaped.txt": b"x"}),
+        "packed.zip": zipped(parts, method=8),
+        "pickle.zip": b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.",
+    }
+    for name, content in written.items():
+        (tmp_path / name).write_bytes(content)
+    said = dict(zip(written, in_parallel(len(written), lambda n: refused_start(tmp_path / [*written][n])), strict=True))
+    said["link"] = refused_start(link)
+    for name, words in {
+        "cut.zip": "not an exported guard",
+        "flipped.zip": f"{GRAPH} was altered",
+        "newer.zip": "schema 99",
+        "outside.zip": "escaped.txt",
+        "packed.zip": "compressed",
+        "pickle.zip": "not an exported guard",
+        "link": "symbolic link",
+    }.items():
+        assert said[name].startswith("error "), said
+        assert name in said[name]
+        assert words in said[name]
+    assert not list(tmp_path.parent.rglob("escaped.txt")) + list(Path().glob("ran"))
+
+
+def test_a_port_in_use_and_other_mistakes(guards):
+    guard = guards / "images.zip"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        line = refused_start(guard, "--port", taken.getsockname()[1])
+    assert "cannot listen on 127.0.0.1" in line
+    for given, words in [
+        (("nowhere.zip",), "nowhere.zip is not an exported guard"),
+        ((guard, guard), "images is given twice"),
+        ((f"a b={guard}",), "needs a name"),
+        ((guard, "--queue", 1), "never fit a queue"),
+        ((guard, "--tokenizer", "t.json"), "takes pixels, which a tokenizer does not give"),
+    ]:
+        assert words in refused_start(*given)
+    assert "does not hold a token" in refused_start(guard, OODLES_TOKEN="short")  # noqa: S106
+
+
+# Files that change --------------------------------------------------------------------------------
+
+
+def test_a_new_version_is_taken_over_and_a_broken_one_is_not(own, guards, tmp_path):
+    content = photo()
+    with serving(own, "--reload", 0.1) as server:
+        first = server.score(content).json
+        threads_end = threading.Event()
+        statuses = []
+
+        def load():
+            while not threads_end.is_set():
+                statuses.append(server.score(content).status)
+
+        worker = threading.Thread(target=load)
+        worker.start()
+        try:
+            (tmp_path / "broken").write_bytes(own.read_bytes()[:-1000])
+            (tmp_path / "broken").replace(own)
+            server.wait_for("reload refused")
+            assert server.score(content).json == first
+            assert server.metric('oodles_failures_total{kind="reload"}') == 1
+            assert "images.zip" in server.get("/guards").json["guards"][0]["reload_error"]
+            shutil.copy(guards / "ensemble.zip", tmp_path / "new")
+            (tmp_path / "new").replace(own)
+            line = server.wait_for("version")
+            second = server.score(content).json
+            assert second["version"] == line["version"] == ExportedGuard.open(own).identity != first["version"]
+            assert second["results"][0]["score"] != first["results"][0]["score"]
+            guard = server.get("/guards").json["guards"][0]
+            assert guard["reload_error"] is None
+            assert guard["members"]
+            assert server.metric("oodles_guard_info") == 1
+            assert f'version="{second["version"][:12]}"' in server.get("/metrics").body.decode()
+            inputs = server.get("/guards/images/monitor").json["inputs"]
+            os.utime(own)  # the same guard again: what is known of the stream stays
+            known = len(server.log)
+            until(lambda: server.get("/guards/images/monitor").json["inputs"] > inputs)
+            assert not [line for line in server.log[known:] if line["event"] in ("version", "reload refused")]
+            own.unlink()
+            server.wait_for("reload refused", known=known)
+            assert server.score(content).status == 200
+        finally:
+            threads_end.set()
+            worker.join()
+        assert set(statuses) == {200}, "nobody noticed"
+
+
+def test_a_threshold_is_changed_and_kept(own):
+    content = photo()
+    put = ("PUT", "/guards/images/threshold")
+    with serving(own, OODLES_TOKEN=TOKEN) as server:
+        headers = {**AUTHORISED, **JPEG}
+        result = server.score(content, "", headers).result
+        assert server.get("/guards", **AUTHORISED).json["can_save"] is True
+        assert server.ask(*put, b'{"value": 1}', {"Authorization": "Bearer no"}).status == 401
+        for body, status in [
+            (b"", 400),
+            (b"{}", 400),
+            (b'{"value": "1"}', 400),
+            (b'{"value": 1e39}', 400),
+            (b'{"value": 1e400}', 400),
+            (b'{"value": NaN}', 400),
+            (b"[" * 5000, 400),
+            (b" " * 20_000, 413),
+        ]:
+            assert server.ask(*put, body, AUTHORISED).status == status, body[:50]
+        assert server.ask("PUT", "/guards/other/threshold", b'{"value": 1}', AUTHORISED).status == 404
+        for value, is_id in ((result["score"] + 1, False), (result["score"] - 1, True)):
+            changed = server.ask(*put, json.dumps({"value": value}).encode(), AUTHORISED).json
+            assert changed["threshold"]["value"] == pytest.approx(value)
+            assert server.get("/guards/images/monitor", **AUTHORISED).json["inputs"] == 0, "it begins anew"
+            again = server.score(content, "", headers).json
+            assert again["version"] == changed["version"] == ExportedGuard.open(own).identity
+            assert again["threshold"] == pytest.approx(value)
+            assert again["results"][0]["is_id"] is is_id
+            assert again["results"][0]["score"] == result["score"]
+        assert server.stop() == 0
+    with serving(own) as server:
+        assert server.score(content).json["threshold"] == pytest.approx(value)
+        reply = server.ask(*put, b'{"value": 1}')
+        assert (reply.status, "--token-file" in reply.error) == (403, True)
+        assert server.get("/guards").json["can_save"] is False
+    assert read_artefact(own).record["threshold"]["value"] == pytest.approx(value)
+
+
+def test_a_threshold_in_a_folder_that_cannot_be_written(guards):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        own = Path(shutil.copy(guards / "images.zip", folder / "images.zip"))
+        before = own.read_bytes()
+        folder.chmod(0o555)
+        root = os.geteuid() == 0
+        with serving(own, prepare=(lambda: os.setuid(NOBODY)) if root else None, OODLES_TOKEN=TOKEN) as server:
+            first = server.score(photo(), "", {**AUTHORISED, **JPEG}).json
+            reply = server.ask("PUT", "/guards/images/threshold", b'{"value": 1}', AUTHORISED)
+            assert (reply.status, "cannot be saved" in reply.error) == (503, True)
+            assert server.score(photo(), "", {**AUTHORISED, **JPEG}).json == first
+        folder.chmod(0o755)
+        assert own.read_bytes() == before
+        assert [each.name for each in folder.iterdir()] == ["images.zip"]

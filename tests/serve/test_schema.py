@@ -1,0 +1,92 @@
+"""Requests that schemathesis makes from the service's own description: no 5xx, and every answer is as described."""
+
+import json
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from support.serving import photo
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+@pytest.fixture(scope="module")
+def schema(server):
+    return schemathesis.openapi.from_url(f"{server.address}/openapi.json")
+
+
+ROUTES = {
+    "GET /v2": 1,
+    "GET /v2/health/live": 1,
+    "GET /v2/health/ready": 1,
+    "GET /metrics": 1,
+    "GET /guards": 1,
+    "GET /guards/{name}/monitor": 5,
+    "GET /v2/models/{name}": 5,
+    "GET /v2/models/{name}/ready": 5,
+    "PUT /guards/{name}/threshold": 10,
+    "POST /score": 40,
+    "POST /v2/models/{name}/infer": 40,
+}
+
+
+def test_every_route_is_tried(schema):
+    found = {f"{method.upper()} {path}" for path, methods in schema.raw_schema["paths"].items() for method in methods}
+    assert found == {*ROUTES}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("route", ROUTES)
+def test_answers_are_as_described(schema, server, route, mode):
+    method, path = route.split()
+    operation = schema[path][method]
+    if mode is GenerationMode.NEGATIVE and not (ROUTES[route] > 1):
+        pytest.skip("there is nothing to get wrong")
+
+    @seed(0)
+    @settings(
+        max_examples=ROUTES[route],
+        deadline=None,
+        database=None,
+        suppress_health_check=QUIET,
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case):
+        if "name" in case.path_parameters and len(str(case.path_parameters["name"])) % 2:
+            case.path_parameters["name"] = "vectors"
+        case.call_and_validate(base_url=server.address, checks=CHECKS)
+
+    ask()
+    assert not [line for line in server.log if line.get("status") == 500] + server.other_lines
+
+
+def test_ordinary_answers_are_as_described(schema, server):
+    """What random requests hardly reach: results, explanations, a monitor with inputs, tensors."""
+    for path, reply in [
+        ("/score", server.score(photo(), "?guard=ensemble&explain=1")),
+        ("/score", server.score_files([("a.png", photo()), ("b.png", b"x")], "?guard=ensemble")),
+        ("/score", server.score_json({"inputs": {"pixels": [[[[1, 2, 3]]]]}}, "?guard=cifar10-small")),
+        ("/guards/{name}/monitor", server.get("/guards/ensemble/monitor")),
+        ("/v2/models/{name}/infer", infer(server)),
+    ]:
+        assert reply.status == 200
+        method = "GET" if path.endswith("monitor") else "POST"
+        response = schemathesis.Response(
+            200, {"content-type": ["application/json"]}, reply.body, request=None, elapsed=0.0, verify=False
+        )
+        schema[path][method].validate_response(response)
+
+
+def infer(server):
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [[[[1, 2, 3]]]]}
+    body = json.dumps({"id": "1", "inputs": [tensor]}).encode()
+    return server.ask("POST", "/v2/models/ensemble/infer", body, {"Content-Type": "application/json"})

@@ -1,0 +1,308 @@
+"""The real service as a process of its own, what is asked of it, and the guards that it serves in the tests."""
+
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+from support.images import noise
+
+import oodles
+
+PATIENCE = 60  # seconds, on a machine that does other things as well
+TOKEN = "a-token-for-the-tests"  # noqa: S105
+AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+JPEG = {"Content-Type": "image/jpeg"}
+JSON = {"Content-Type": "application/json"}
+BOUNDARY = "a-boundary-that-no-image-contains"
+
+
+class Reply(NamedTuple):
+    """An answer of the service."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The one line of a refusal, which has nothing else but the request's id."""
+        assert self.headers["content-type"] == "application/json", self
+        assert set(self.json) == {"error", "request_id"}, self
+        assert self.json["request_id"] == self.headers["x-request-id"]
+        line: str = self.json["error"]
+        assert line, self
+        assert len(line.splitlines()) == 1
+        return line
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result of a request with one input."""
+        assert self.status == 200, self
+        (only,) = self.json["results"]
+        assert only["error"] is None, only
+        return dict(only)
+
+
+class Server:
+    """A running service: ``process``, where it listens, and its log so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]", read_log: bool = True) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        self.other_lines: list[str] = []
+        self.address = ""
+        self._changed = threading.Condition()
+        if read_log:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                try:
+                    self.log.append(json.loads(line))
+                except ValueError:
+                    self.other_lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, event: str, *, known: int = 0, **fields: Any) -> dict[str, Any]:
+        """The first line of the log with this event and these fields, after ``known`` lines."""
+
+        def found() -> dict[str, Any] | None:
+            wanted = {"event": event, **fields}
+            return next((line for line in self.log[known:] if wanted.items() <= line.items()), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or self.process.poll() is not None, PATIENCE)
+            line = found()
+        assert line is not None, f"no {event} {fields} in {self.log[-20:]} {self.other_lines}"
+        return line
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send one request on a connection of its own."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.ask("GET", path, headers=headers)
+
+    def score(self, content: bytes, query: str = "", headers: Mapping[str, str] = JPEG) -> Reply:
+        return self.ask("POST", f"/score{query}", content, headers)
+
+    def score_files(self, files: Sequence[tuple[str, bytes]], query: str = "", **headers: str) -> Reply:
+        content, kind = form(files)
+        return self.score(content, query, {**kind, **headers})
+
+    def score_json(self, value: Any, query: str = "") -> Reply:
+        return self.score(json.dumps(value).encode(), query, JSON)
+
+    def metric(self, name: str) -> float:
+        """A number of ``/metrics`` by its name and labels."""
+        text = self.get("/metrics").body.decode()
+        return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0.0)
+
+    def memory(self, what: str = "VmRSS") -> int:
+        """Megabytes of the process: VmRSS, those that it has now, or VmHWM, the most that it ever had."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) // 1024
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=PATIENCE)
+
+    @property
+    def host(self) -> str:
+        return str(urlsplit(self.address).hostname)
+
+    @property
+    def port(self) -> int:
+        return int(urlsplit(self.address).port or 0)
+
+    def stop(self, sign: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(sign)
+        return self.process.wait(PATIENCE)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "oodles", "serve", *map(str, arguments)]
+
+
+def environment(**others: str) -> dict[str, str]:
+    """That of this process without a token, and with this package whatever is installed."""
+    known = {name: value for name, value in os.environ.items() if name not in ("OODLES_TOKEN", "FORCE_COLOR")}
+    return {**known, "PYTHONPATH": str(Path(oodles.__file__).parents[1]), "OMP_NUM_THREADS": "1", **others}
+
+
+@contextmanager
+def serving(*arguments: object, prepare: Callable[[], None] | None = None, **others: str) -> Iterator[Server]:
+    """Start ``oodles serve`` on a free port and wait until it is ready; ``others`` are variables of its environment.
+
+    ``prepare`` is called in the new process before it begins.
+    """
+    process = subprocess.Popen(
+        command("--port", 0, *arguments),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**others),
+        preexec_fn=prepare,
+    )
+    server = Server(process)
+    try:
+        server.address = server.wait_for("listening")["address"]
+        server.wait_for("ready")
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE)
+        with suppress(OSError):
+            assert process.stderr is not None
+            process.stderr.close()
+
+
+def refused_start(*arguments: object, **others: str) -> str:
+    """The one line with which ``oodles serve`` refuses to start."""
+    done = subprocess.run(
+        command("--port", 0, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(COLUMNS="1000", **others),
+    )
+    assert (done.returncode, done.stdout) == (2, ""), (done.stdout, done.stderr)
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+# What is sent -------------------------------------------------------------------------------------
+
+
+def encoded(picture: "np.ndarray[Any, Any] | Image.Image", kind: str = "PNG", **options: Any) -> bytes:
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def photo(seed: int = 0, size: tuple[int, int] = (40, 30), kind: str = "PNG", **options: Any) -> bytes:
+    """An image file of smooth noise, different for each seed."""
+    small = Image.fromarray(noise(5, 7, 3, seed=seed)).resize(size, Image.Resampling.BICUBIC)
+    return encoded(small, kind, **options)
+
+
+def form(files: Sequence[tuple[str, bytes]]) -> tuple[bytes, dict[str, str]]:
+    """A form with files as browsers send it, and its content type."""
+    parts = []
+    for name, content in files:
+        shown = name.replace('"', "%22")
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n\r\n'
+        parts.append(head.encode() + content + b"\r\n")
+    whole = b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+    return whole, {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """The results of ``work(0)``, ..., each in a thread of its own; an exception is a result."""
+    results: list[Any] = [None] * count
+
+    def run(number: int) -> None:
+        try:
+            results[number] = work(number)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return results
+
+
+def until(holds: Callable[[], Any], what: str = "it never came") -> Any:
+    """Wait until ``holds`` gives something true, and return that."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(what)
+
+
+# Guards -------------------------------------------------------------------------------------------
+
+
+def export_guards(folder: Path) -> None:
+    """The guards that the tests serve, as .zip files.
+
+    That of the shipped network, and small ones: of images, of images with an ensemble, of vectors, and of tokens.
+    """
+    import torch
+    from support.exported_guards import Net, export
+    from torch import nn
+
+    from oodles.cli.guards import load_saved
+    from oodles.data.transforms import Transform
+    from oodles.guard import Guard
+
+    load_saved(None).with_model(None, None, None).export(folder / "cifar10-small.zip")
+    for kind in ("images", "vectors"):
+        export(kind, folder / f"{kind}.zip")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, rows = Net(48).eval(), (torch.rand(300, 3, 4, 4) - 0.5) / 0.25
+    guard = Guard.fit(
+        model,
+        [rows],
+        detector="rank_ensemble(['dice(0.5)', 'energy', 'knn'])",
+        labels=False,
+        classes=["<script>alert(1)</script>", "b & c", "\N{LATIN SMALL LETTER E WITH ACUTE}"],
+        preprocessing=Transform(4, 5, (0.5,) * 3, (0.25,) * 3),
+    )
+    guard.export(folder / "ensemble.zip")
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(20, 8)
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.fc(torch.relu(self.embedding(input_ids).mean(dim=1)))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tokens, ids = Tokens().eval(), torch.randint(0, 20, (200, 6))
+    Guard.fit(tokens, [ids], detector="energy", labels=False).export(folder / "tokens.zip")

@@ -1,0 +1,54 @@
+"""Write ``docs/images/serve-page.png``: the page of ``oodles serve`` with its own drawings, as a browser shows it.
+
+``python tools/write_page_image.py DATA`` needs CIFAR-10 as JPEG in DATA, and Chromium (`make check-browser`).
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+IMAGE = ROOT / "docs" / "images" / "serve-page.png"
+MOST_BYTES = 200_000
+COLOURS = 128
+
+sys.path.insert(0, str(ROOT / "tests"))  # the server and the browser are those of the tests
+
+
+def main() -> None:
+    """Serve a guard, have every drawing scored, and keep what the browser shows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    data = parser.parse_args().data
+    with tempfile.TemporaryDirectory() as folder:
+        taken = Path(folder) / "page.png"
+        take(data, Path(folder), taken)
+        with Image.open(taken) as picture:
+            picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGE, optimize=True)
+    size = IMAGE.stat().st_size
+    print(f"{IMAGE}: {size} bytes")
+    if size > MOST_BYTES:
+        sys.exit(f"the image has more than {MOST_BYTES} bytes")
+
+
+def take(data: Path, folder: Path, path: Path) -> None:
+    """A picture of the page after every drawing; the last one is shown in detail."""
+    from support.browser import chromium
+    from support.page_server import export_guards, serving
+
+    guards = export_guards(data, folder)
+    with serving(guards / "ensemble") as address, chromium() as browser:
+        browser.open(address)
+        browser.wait("#about", "Detector")
+        for button in browser.all(".drawing"):
+            button.click()
+            browser.wait("#verdict", f"drawing of {button.text}", "The score")
+        browser.wait("#rate-caption", "In the latest window")
+        browser.screenshot(path)
+
+
+if __name__ == "__main__":
+    main()
