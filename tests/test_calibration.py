@@ -225,6 +225,7 @@ def test_conformal_on_a_detector() -> None:
     with pytest.warns(FitWarning, match="1 of 24 directions do not vary"):
         detector = parse("mahalanobis").fit(features[:150])
     found = conformal(detector, features[150:250])
+    assert repr(found) == "Conformal(Mahalanobis(epsilon=0.0), calibration_size=100)"
     values = found.p_values(features[250:])
     assert values.shape == (50,)
     assert values.tolist() == p_values(detector.score(features[250:]), detector.score(features[150:250])).tolist()
