@@ -160,7 +160,7 @@ def test_scores_of_another_shape_are_refused(scores: Any) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
 def test_scores_that_are_not_finite_are_refused(kind: Any, bad: float) -> None:
-    with pytest.raises(DataError, match=r"1 of 31 .* not finite, the first at index 30$"):
+    with pytest.raises(DataError, match=r"1 of 31 .* not finite, the first at index 30; leave"):
         calibrate(kind([1.0] * 30 + [bad]))
 
 
@@ -225,6 +225,7 @@ def test_conformal_on_a_detector() -> None:
     with pytest.warns(FitWarning, match="1 of 24 directions do not vary"):
         detector = parse("mahalanobis").fit(features[:150])
     found = conformal(detector, features[150:250])
+    assert repr(found) == "Conformal(Mahalanobis(epsilon=0.0), calibration_size=100)"
     values = found.p_values(features[250:])
     assert values.shape == (50,)
     assert values.tolist() == p_values(detector.score(features[250:]), detector.score(features[150:250])).tolist()

@@ -166,7 +166,7 @@ def test_an_embedding_is_a_floating_point_matrix(embedding):
 
 
 def test_head_checks_its_parts():
-    with pytest.raises(ShapeError, match="weight is"):
+    with pytest.raises(ShapeError, match="weight has the shape"):
         Head(torch.zeros(3))
     with pytest.raises(ShapeError, match=r"3 classes need a bias \(3,\), got \(2,\)"):
         Head(torch.zeros(3, 4), torch.zeros(2))
@@ -355,7 +355,7 @@ def test_concat_refuses_different_heads_different_columns_and_an_empty_list():
         Features.concat([make(), make(head=make_head(seed=7))])
     with pytest.raises(ShapeError, match="different heads"):
         Features.concat([make(), make(head=make_head(bias=False))])
-    with pytest.raises(ShapeError, match=r"same columns \(layer\.block\.1\)"):
+    with pytest.raises(ShapeError, match=r"their columns \(layer\.block\.1\)"):
         Features.concat([make(), make(layers=False)])
     with pytest.raises(ShapeError, match="different heads"):
         Features.concat([Features(rand(3, 5)), Features(rand(3, 6))])

@@ -57,6 +57,11 @@ def test_the_verdict_is_the_models_output_and_the_detectors_score(name, spec):
     assert verdict.is_id.dtype == torch.bool
 
 
+def test_a_guard_is_shown_in_one_line():
+    guard, _ = guarded()
+    assert repr(guard) == f"Guard(Net, dice(0.5)+energy, score >= {guard.threshold.value:.7g})"
+
+
 def test_the_label_is_that_of_the_dense_network():
     guard, features = guarded(lambda: networks.spread(networks.Net()), DICE(p=0.9))
     sparse = torch.nn.functional.linear(features.embedding, guard.detector.weight_, guard.detector.bias_)

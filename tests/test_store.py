@@ -48,6 +48,7 @@ def test_what_was_written_is_read(tmp_path):
     store = Store(tmp_path / "s")
     assert store.columns == ["embedding", "logits"]
     assert store.head == {}
+    assert repr(store) == f"Store('{tmp_path / 's'}', rows=8, columns=embedding, logits)"
     assert [shard.rows for shard in store.shards] == [4, 4]
     for number, shard in enumerate(store.shards):
         for name, column in part(100 * number).items():

@@ -84,7 +84,8 @@ def calibrate(id_scores: "Tensor | npt.ArrayLike", id_rate: float = 0.95) -> Thr
         raise DataError(f"ID scores must be a non-empty, one-dimensional array, got shape {scores.shape}")
     bad = np.flatnonzero(~np.isfinite(scores))
     if len(bad):
-        raise DataError(f"{len(bad)} of {len(scores)} ID scores are not finite, the first at index {bad[0]}")
+        fact = f"{len(bad)} of {len(scores)} ID scores are not finite, the first at index {bad[0]}"
+        raise DataError(f"{fact}; leave those inputs out, or find out what they are")
     rank = threshold_rank(len(scores), id_rate)
     if rank < 1:
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)

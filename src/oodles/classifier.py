@@ -30,7 +30,8 @@ class Head:
             shape = tuple(self.weight.shape)
             raise ShapeError(f"a head's weight has the shape {shape}; give a matrix (classes, width)")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
-            raise ShapeError(f"{self.classes} classes need a bias ({self.classes},), got {tuple(self.bias.shape)}")
+            classes, shape = self.classes, tuple(self.bias.shape)
+            raise ShapeError(f"{classes} classes need a bias ({classes},), got {shape}; are both of the same layer?")
         for name, tensor in self.tensors().items():
             if tensor.dtype not in PRECISIONS:
                 raise ShapeError(f"a head's {name} is of type {tensor.dtype}; convert it to floating point of 16+ bits")

@@ -81,10 +81,11 @@ def check_precision(dtype: torch.dtype | None) -> None:
 def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
     """Raise unless row counts match, widths fit the head ``(C, m)``, values are finite and labels are valid classes."""
     if "embedding" not in columns and "logits" not in columns:
-        raise DataError("features need an embedding or logits, and got neither")
+        raise DataError("features need an embedding or logits, and got neither; give one of them")
     rows = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
     if len(set(rows.values())) > 1:
-        raise ShapeError("columns differ in rows: " + ", ".join(f"{name} {n}" for name, n in rows.items()))
+        counts = ", ".join(f"{name} {n}" for name, n in rows.items())
+        raise ShapeError(f"columns differ in rows: {counts}; give each of them one row per input")
     if 0 in rows.values():
         raise DataError("features have no rows; is the loader empty?")
     for name, column in columns.items():
@@ -99,7 +100,9 @@ def check_columns(columns: Columns, head_shape: tuple[int, int] | None) -> None:
     classes = head_shape[0] if head_shape else columns["logits"].shape[1] if "logits" in columns else None
     for name, want in zip(("logits", "embedding"), head_shape or (), strict=False):
         if name in columns and columns[name].shape[1] != want:
-            raise ShapeError(f"{name} has width {columns[name].shape[1]}, but the head needs {want}")
+            raise ShapeError(
+                f"{name} has width {columns[name].shape[1]}, but the head needs {want}; are both from one model?"
+            )
     if "labels" in columns:
         _check_labels(columns["labels"], classes)
 

@@ -76,7 +76,9 @@ class Features:
         model = Classifier(head, tuple(map(str, class_names)), multilabel)
         self._build([InMemory(len(next(iter(columns.values()))), columns)], columns, model, bad_rows)
         if class_names and len(class_names) != self.classes:
-            raise ArgumentError(f"{len(class_names)} class_names were given for {self.classes} classes")
+            raise ArgumentError(
+                f"{len(class_names)} class_names were given for {self.classes} classes; name each of them"
+            )
 
     def _build(
         self, blocks: Sequence[Block], names: Iterable[str], model: Classifier, bad_rows: Sequence[int] = ()
@@ -250,7 +252,7 @@ class Features:
                 raise ArgumentError(f"features take a slice, a list of rows or a mask, not {index!r}")
             picked = self._take(torch.arange(len(self), device=self.device)[chosen])
         if len(picked) == 0:
-            raise DataError(f"{self}[{index}] selects no rows")
+            raise DataError(f"{self}[{index}] selects no rows; select at least one")
         return picked
 
     def _span(self, start: int, stop: int) -> "Features":
@@ -297,17 +299,19 @@ class Features:
     def concat(cls, parts: Sequence["Features"]) -> "Features":
         """All rows of ``parts``, one part after another; they must come from the same head."""
         if not parts:
-            raise DataError("there is nothing to concatenate")
+            raise DataError("there is nothing to concatenate; give at least one Features")
         first = parts[0]
         for part in parts[1:]:
             if part._names != first._names:
                 differing = ", ".join(sorted(part._names ^ first._names))
-                raise ShapeError(f"{part} and {first} do not have the same columns ({differing})")
+                raise ShapeError(
+                    f"{part} and {first} differ in their columns ({differing}); extract both in the same way"
+                )
             heads = part.head, first.head
             alike = heads[0] is heads[1] or (heads[0] and heads[1] and heads[0].same_as(heads[1]))
             shapes = [(each.width, each.classes, each.multilabel) for each in (part, first)]
             if not alike or shapes[0] != shapes[1]:
-                raise ShapeError(f"{part} and {first} come from different heads and cannot be concatenated")
+                raise ShapeError(f"{part} and {first} come from different heads; extract both with the same model")
             if part.device != first.device:
                 raise ArgumentError(f"{part} is on {part.device}, {first} on {first.device}; move one of them with .to")
         return cls._trusted([block for part in parts for block in part._blocks], first._names, first._model)

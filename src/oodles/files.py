@@ -177,7 +177,9 @@ def read_record(
     try:
         content = read_regular(path, MOST_BYTES)
     except FileNotFoundError:
-        raise FileError(f"{path} does not exist, so {path.parent} does not hold a saved {kind}") from None
+        raise FileError(
+            f"{path} does not exist, so {path.parent} does not hold a saved {kind}; give its folder"
+        ) from None
     except FileError:
         raise
     except OSError as error:

@@ -94,7 +94,7 @@ class Guard(nn.Module):
         super().__init__()
         check_fitted(detector)
         if head is False and needs_head(detector):
-            raise ArgumentError(f"{detector} needs embeddings, which head=False leaves out")
+            raise ArgumentError(f"{detector} needs embeddings, which head=False leaves out; give head=None or its name")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is not a Threshold; make one with calibrate(id_scores)")
         self.model = model
@@ -235,7 +235,8 @@ class Guard(nn.Module):
             seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
         classes = seen.columns["logits"].shape[1]
         if len(self.class_names) not in (0, classes):
-            raise ArgumentError(f"classes= has {len(self.class_names)} names, but the model has {classes} classes")
+            count = len(self.class_names)
+            raise ArgumentError(f"classes= has {count} names, but the model has {classes} classes; name each of them")
         return seen
 
     def _check_images(self, images: Tensor) -> None:
@@ -378,9 +379,7 @@ class Guard(nn.Module):
             known = is_fingerprint_of(test.weights, model)
         rounded = not known and test is not None and model_fingerprint(model) in test.copies
         if not known and not rounded:
-            raise FileError(
-                f"{path} guards another model: the weights or hyperparameters differ; load it with that one"
-            )
+            raise FileError(f"{path} guards another model: the weights or hyperparameters differ; use that model")
         guard = cls(
             model,
             detector,

@@ -370,7 +370,8 @@ def _array(name: str, scores: Scores) -> Array:
         raise DataError(f"{name} must be a non-empty one-dimensional array, got shape {array.shape}")
     if not array.max() < np.inf:  # which is NaN if any score is
         bad = np.flatnonzero(~(array < np.inf))
-        raise DataError(f"{name}: {len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}")
+        fact = f"{len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}"
+        raise DataError(f"{name}: {fact}; leave those inputs out, or find out what they are")
     return array
 
 

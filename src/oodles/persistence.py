@@ -87,9 +87,9 @@ def save_detector(detector: Detector, path: str | Path) -> None:
 def load_detector(path: str | Path) -> Detector:
     """Read a detector that :func:`save_detector` wrote; anything altered, newer or unexpected is refused.
 
-    >>> load_detector("nowhere")
+    >>> load_detector("home")
     Traceback (most recent call last):
-    oodles.errors.FileError: nowhere/detector.json does not exist, so nowhere does not hold a saved detector
+    oodles.errors.FileError: home/detector.json does not exist, so home does not hold a saved detector; give its folder
     """
     detector, _, _ = _load(Path(path) / RECORD, None)
     return detector

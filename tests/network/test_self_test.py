@@ -63,9 +63,7 @@ def test_a_changed_hyperparameter_is_refused_without_running_the_model(tmp_path)
     saved(tmp_path)
     changed = seeded(Scaled)
     changed.body.bn1.eps = 0.1
-    with pytest.raises(
-        FileError, match="guards another model: the weights or hyperparameters differ; load it with that one"
-    ):
+    with pytest.raises(FileError, match="guards another model: the weights or hyperparameters differ; use that model"):
         Guard.load(tmp_path, changed)
     assert changed.body.calls == 0
 

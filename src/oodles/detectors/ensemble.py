@@ -240,7 +240,7 @@ class RankEnsemble(NetworkDetector):
 def require_members(argument: str, given: Sequence[str | Detector]) -> None:
     """Raise unless there are several detectors."""
     if isinstance(given, str) or len(given) < 2:
-        raise ArgumentError(f"{argument}={given!r}: an ensemble needs at least two")
+        raise ArgumentError(f"{argument}={given!r}: an ensemble needs at least two; name another detector")
 
 
 def combine(

@@ -40,7 +40,8 @@ class Score(Described):
         self.defaults = {parameter.name: parameter.default for parameter in parameters}
         unknown = [name for name in whole.keywords if name not in self.defaults]
         if unknown:
-            raise ArgumentError(f"the score {self.name_of_function()} has no parameter {unknown[0]!r}")
+            known = ", ".join(self.defaults) or "none"
+            raise ArgumentError(f"the score {self.name_of_function()} has no parameter {unknown[0]!r}; it has: {known}")
         self.settings: dict[str, Any] = self.defaults | whole.keywords
         check_positive("temperature", self.settings.get("temperature", 1.0))
         if self.function is gen:
@@ -191,7 +192,7 @@ class LogitDetector(Detector):
         """The same detector, not fitted, with another sparsity."""
         sparsifier = self.sparsifier()
         if sparsifier is None:
-            raise ArgumentError(f"{self} has no sparsifier, so no p to choose")
+            raise ArgumentError(f"{self} has no sparsifier, so no p to choose; use one that has, such as DICE()")
         arguments = {**sparsifier.arguments(), "shape": (), "score": energy, "p": p}
         score = partial(self.scoring.function, **self.scoring.settings)
         return LogitDetector(shape=self.shape_stages(), sparsify=type(sparsifier)(**arguments), score=score)

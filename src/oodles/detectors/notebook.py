@@ -8,7 +8,7 @@ from oodles.detectors.described import written
 if TYPE_CHECKING:
     from oodles.detectors.base import Detector
 
-MOST = 40  # lines of learned tensors that are shown
+MOST = 20  # lines of learned tensors that are shown
 
 
 def as_html(detector: "Detector") -> str:

@@ -150,9 +150,9 @@ def register(name: str, *, summary: str = "", paper: str = "") -> Callable[[Kind
 
     def keep(kind: Kind) -> Kind:
         if not inspect.isclass(kind) or not issubclass(kind, Detector):
-            raise ArgumentError(f"register({name!r}) is for classes that derive from oodles.Detector, not {kind!r}")
+            raise ArgumentError(f"register({name!r}) is for classes; {kind!r} must derive from oodles.Detector")
         if not name.isidentifier() or name != name.lower():
-            raise ArgumentError(f"register({name!r}): a name consists of lower-case letters, digits and _")
+            raise ArgumentError(f"register({name!r}): a name must consist of lower-case letters, digits and _")
         there = _BY_NAME.get(name)
         # a module that is reloaded defines the same class again
         if there is not None and class_key(there.kind) != class_key(kind):

@@ -48,7 +48,9 @@ class ReAct(Shape):
     ) -> None:
         super().__init__(score)
         if percentile is not None and threshold is not None:
-            raise ArgumentError(f"ReAct takes percentile={percentile} or threshold={threshold}, not both")
+            raise ArgumentError(
+                f"ReAct takes percentile={percentile} or threshold={threshold}, not both; leave one out"
+            )
         if percentile is None and threshold is None:
             percentile = 90
         if percentile is not None and not (percentile == 0 or 1 <= percentile <= 100):

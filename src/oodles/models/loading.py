@@ -33,7 +33,7 @@ def build_model(text: str) -> nn.Module:
         name, positional, named = read_call(read_expression(call))
     except ValueError:
         form = "package.module:factory or package.module:factory(...)"
-        raise ArgumentError(f"--model {text!r} is not of the form {form}") from None
+        raise ArgumentError(f"--model {text!r} is not of the form {form}; check the spelling") from None
     if not module_name or module_name.startswith("."):
         raise ArgumentError(f"--model {text!r} has no module before the colon; write package.module:factory")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
@@ -105,7 +105,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 
 def _read_state(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
-        raise FileError(f"{path} is a folder, not a state dict" if path.exists() else f"{path} does not exist")
+        fact = "is a folder, not a state dict" if path.exists() else "does not exist"
+        raise FileError(f"{path} {fact}; give a file that torch.save or safetensors wrote")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

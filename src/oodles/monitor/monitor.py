@@ -354,7 +354,7 @@ def _check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], acc
     shapes = {scores.shape, p_values.shape, labels.shape, accepted.shape}
     if scores.ndim != 1 or len(shapes) != 1:
         raise DataError(
-            f"a batch has one score, p-value, label and decision per input, got the shapes {sorted(shapes)}"
+            f"a batch must have one score, p-value, label and decision per input, got the shapes {sorted(shapes)}"
         )
     if accepted.dtype != np.bool_:
         raise DataError(f"is_id must be true or false for each input, got {accepted.dtype}")

@@ -113,7 +113,7 @@ class BatchColumns:
         if len(names) in (0, classes):
             return names
         if names != folders:
-            raise ArgumentError(f"classes= has {len(names)} names, but the model has {classes} classes")
+            raise ArgumentError(f"classes= has {len(names)} names, but the model has {classes} classes; name each")
         warnings.warn(
             f"{len(names)} class folders were numbered 0 to {len(names) - 1}, but the model has {classes} classes, so "
             "labels may be wrong; give the model's class names (classes=, --classes) or no labels (labels=False, "

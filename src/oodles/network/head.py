@@ -43,7 +43,7 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
     network = unwrap(model)
     _refuse_kind(network)
     if name is not None and name not in dict(network.named_modules()):
-        raise ArgumentError(f"head={name!r} is not a module of {type(network).__name__}")
+        raise ArgumentError(f"head={name!r} is not a module of {type(network).__name__}; see model.named_modules()")
     probe, check, outputs, recorder = first_pass(network, inputs)
     again = output_items(record(network, probe)[0])
     if any(

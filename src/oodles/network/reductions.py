@@ -64,7 +64,9 @@ def read_layer(name: str, modules: Container[str], network: str) -> Layer:
         return Layer(name, name)
     module, colon, text = name.rpartition(":")
     if not colon or module not in modules:
-        raise ArgumentError(f"layers= names {module or name!r}, which is not a module of {network}")
+        raise ArgumentError(
+            f"layers= names {module or name!r}, which is not a module of {network}; see model.named_modules()"
+        )
     steps = text.split("+")
     relu = steps[0].strip() == "relu"
     if relu:

@@ -74,7 +74,8 @@ def select(
     detectors = [parse(spec) for spec in specs]
     unsuitable = next((detector for detector in detectors if needs_network(detector)), None)
     if unsuitable is not None:
-        raise ArgumentError(f"{unsuitable.spec} needs more of the network than embeddings, which select does not have")
+        fact = "needs more of the network than embeddings, which select does not have"
+        raise ArgumentError(f"{unsuitable.spec} {fact}; leave it out of the candidates")
     fit_together(detectors, train)
     generator = np.random.default_rng(seed)
     id_weights = _weights(generator, len(held_out))

@@ -79,7 +79,8 @@ def synthetic_outliers(images: Tensor, kind: str, *, labels: Tensor | None = Non
     if kind not in KINDS:
         raise ArgumentError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
     if images.ndim != 4 or len(images) < 2:
-        raise ArgumentError(f"at least two images (n, c, h, w) are needed, got shape {tuple(images.shape)}")
+        shape = tuple(images.shape)
+        raise ArgumentError(f"at least two images (n, c, h, w) are needed, got shape {shape}; give a batch of them")
     generator = torch.Generator().manual_seed(seed)
     return KINDS[kind](images, _partners(len(images), labels, generator), generator)
 
@@ -164,13 +165,17 @@ def mixed_features(held_out: Features, *, seed: int = 0) -> dict[str, Features]:
     {'mixed': 88, 'shuffled': 100}
     """
     if held_out.head is None:
-        raise DataError("mixing embeddings needs the head, which the features do not have")
+        raise DataError(
+            f"mixing embeddings needs the head, which {held_out} does not have; extract them from the model"
+        )
     generator = torch.Generator().manual_seed(seed)
     embedding, classes = held_out.embedding, held_out.logits.argmax(dim=1)
     partner = torch.randperm(len(held_out), generator=generator)
     different = classes[partner] != classes
     if not different.any():
-        raise DataError("all held-out rows are predicted to be of the same class, so there is nothing to mix")
+        raise DataError(
+            "all held-out rows are predicted to be of the same class, so there is nothing to mix; give more rows"
+        )
     order = torch.stack([torch.randperm(len(held_out), generator=generator) for _ in range(held_out.width)], dim=1)
     return {
         "mixed": Features((embedding + embedding[partner])[different] / 2, head=held_out.head),
