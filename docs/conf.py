@@ -86,3 +86,4 @@ if EXAMPLES.is_dir():
     }
 else:
     exclude_patterns.append("gallery")
+    suppress_warnings = ["toc.not_readable"]  # the list of pages has a gallery
