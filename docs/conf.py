@@ -41,7 +41,7 @@ myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"show-inheritance": False}
+autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 add_module_names = False
@@ -86,3 +86,4 @@ if EXAMPLES.is_dir():
     }
 else:
     exclude_patterns.append("gallery")
+    suppress_warnings = ["toc.not_readable"]  # the list of pages has a gallery

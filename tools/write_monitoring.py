@@ -27,19 +27,20 @@ from oodles.calibration import calibrate
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import ImageSet, open_images
 from oodles.data.transforms import CIFAR
-from oodles.detectors import default_detector
 from oodles.models import load
+from oodles.models.shipped import GUARD, shipped_folder
 from oodles.monitor import AlertRule, Monitor
 from oodles.monitor.chart import draw
 from oodles.monitor.evidence import Bets
 from oodles.network.extraction import extract
+from oodles.persistence import load_guard
 from oodles.plots import save_figure
 
 Floats = npt.NDArray[np.float64]
 
 NAME = "cifar10-small"
 SIZES, CONTAMINATION = (100, 1_000, 10_000), (0.01, 0.05, 0.2)
-QUALITY, TRAIN_IMAGES = 75, 10_000
+QUALITY, OOD_IMAGES = 75, 1_000
 WINDOW = 500
 RATE = 0.05  # of rejections, if it were known
 STREAMS, STEPS, EVERY, ERROR = 2_000, 5_000, 50_000, 0.1  # of the table of false alarms
@@ -77,8 +78,7 @@ def main() -> None:
         delays=delays(),
         real_streams=REAL_STREAMS,
         real_length=f"{REAL_LENGTH:,}",
-        detector=default_detector().spec,
-        train=f"{TRAIN_IMAGES:,}",
+        detector=load_guard(shipped_folder(NAME) / GUARD)[0].spec,
         quality=QUALITY,
         accepted=", ".join(f"{name} {share:.0%}" for name, share in accepted(scores).items()),
         real=real_streams(scores),
@@ -208,16 +208,13 @@ def describe(rule: AlertRule) -> str:
 
 
 def real_scores(data: Path, store: Path) -> dict[str, Floats]:
-    """Scores of real images by the default detector on the network that comes with the package."""
-    network, archive = load(NAME), data / "cifar10-jpeg.zip"
-    sets = {"train": open_images(archive / "train").sample(TRAIN_IMAGES), "CIFAR-10": open_images(archive / "test")}
+    """Scores of real images by the guard of the network that comes with the package."""
+    network, detector = load(NAME), load_guard(shipped_folder(NAME) / GUARD)[0]
+    sets = {"CIFAR-10": open_images(data / "cifar10-jpeg.zip" / "test")}
     outliers = SUITES["cifar10"].open_ood(data)
-    sets |= {name: recompressed(images) for name, images in outliers.items() if name in ("svhn", "textures")}
-    features = {
-        name: extract(network, ImageLoader(images, CIFAR, labels=False), store=store / name)
-        for name, images in sets.items()
-    }
-    detector = default_detector().fit(features.pop("train"))
+    sets |= {name: recompressed(outliers[name].sample(OOD_IMAGES)) for name in ("svhn", "textures")}
+    loaders = {name: ImageLoader(images, CIFAR, labels=False) for name, images in sets.items()}
+    features = {name: extract(network, loader, store=store / name) for name, loader in loaders.items()}
     return {name: detector.score(each).double().numpy() for name, each in features.items()}
 
 

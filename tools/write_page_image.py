@@ -13,7 +13,6 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 IMAGE = ROOT / "docs" / "images" / "serve-page.png"
 MOST_BYTES = 200_000
-COLOURS = 128
 
 sys.path.insert(0, str(ROOT / "tests"))  # the server and the browser are those of the tests
 
@@ -27,7 +26,8 @@ def main() -> None:
         taken = Path(folder) / "page.png"
         take(data, Path(folder), taken)
         with Image.open(taken) as picture:
-            picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGE, optimize=True)
+            colours = picture.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+            colours.save(IMAGE, optimize=True)
     size = IMAGE.stat().st_size
     print(f"{IMAGE}: {size} bytes")
     if size > MOST_BYTES:
@@ -37,11 +37,12 @@ def main() -> None:
 def take(data: Path, folder: Path, path: Path) -> None:
     """A picture of the page after every drawing; the last one is shown in detail."""
     from support.browser import chromium
-    from support.page_server import export_guards, serving
+    from support.page_guards import export_guards
+    from support.serving import serving
 
     guards = export_guards(data, folder)
-    with serving(guards / "ensemble") as address, chromium() as browser:
-        browser.open(address)
+    with serving(guards / "ensemble") as server, chromium() as browser:
+        browser.open(server.address)
         browser.wait("#about", "Detector")
         for button in browser.all(".drawing"):
             button.click()

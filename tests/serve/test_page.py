@@ -14,12 +14,12 @@ pytest.importorskip("selenium", reason="the extra `browser` is not installed")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from support.browser import chromium
-from support.page_server import GUARDS, export_guards, serving
+from support.page_guards import GUARDS, export_guards
+from support.serving import TOKEN, serving
 
 from oodles.deploy.exported import ExportedGuard
 
 pytestmark = [pytest.mark.browser, pytest.mark.realdata]
-TOKEN = "a-token-for-the-tests"  # noqa: S105
 WIDTHS = (390, 1280)
 
 
@@ -34,8 +34,8 @@ def guards(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(guards):
-    with serving(*(guards / name for name in GUARDS)) as address:
-        yield address
+    with serving(*(guards / name for name in GUARDS)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def browser(tab):
 @pytest.fixture
 def page(browser, server):
     """The page with the shipped guard."""
-    browser.open(server)
+    browser.open(server.address)
     browser.wait("#about", "Detector: energy", "10 classes")
     browser.wait("#effects", "95")
     return browser
@@ -137,10 +137,8 @@ def test_a_dropped_photograph_gets_the_verdict_of_the_command_line(page, photogr
         assert expected["class_name"] in said
         assert shown_score(page) == pytest.approx(expected["score"], abs=1e-5)
         page.wait("#announcement", path.name, expected["class_name"])
-        size = page.script(
-            "const i = document.querySelector('#verdict img'); return i && [i.naturalWidth, i.naturalHeight]"
-        )
-        assert size == [32, 32], "the thumbnail is shown"
+        page.wait("#verdict img")
+        assert page.one("#verdict img").get_property("naturalWidth") == 32, "the thumbnail is shown"
 
 
 def test_a_pasted_picture_and_a_drawing_are_scored(page, photographs):
@@ -271,8 +269,8 @@ def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
 def test_a_threshold_is_saved_with_the_token_only(browser, guards, photographs, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     guard = ExportedGuard.open(guards / "dice")
-    with serving(guards / "dice", "--token-file", tmp_path / "token") as address:
-        browser.open(address)
+    with serving(guards / "dice", "--token-file", tmp_path / "token") as running:
+        browser.open(running.address)
         field = browser.one("#token")
         browser.wait("#ask-title", "Token")
         field.send_keys("wrong-token", Keys.ENTER)
@@ -396,8 +394,6 @@ def test_everything_is_reached_by_keyboard(page, photographs):
 
 
 def test_no_scripts_but_its_own_can_run(page):
-    page.script(
-        "const s = document.createElement('script'); s.textContent = 'window.foreign = 1'; document.body.append(s)"
-    )
+    page.script("document.body.append(make('script', { textContent: 'window.foreign = 1' }))")
     assert page.script("return window.foreign ?? null") is None
     assert any("Content Security Policy" in message for message in page.messages())

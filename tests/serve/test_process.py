@@ -5,18 +5,16 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from support.exported_guards import GRAPH, RECORD, parts_of, write, zipped
+from support.disks import obey_permissions
+from support.exported_guards import GRAPH, listing, parts_of, write, zipped
 from support.serving import AUTHORISED, JPEG, JSON, TOKEN, in_parallel, photo, refused_start, serving, until
 
 from oodles.deploy.artefact import read_artefact
 from oodles.deploy.exported import ExportedGuard
-
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -84,7 +82,7 @@ def test_one_bad_input_in_a_batch_fails_alone(guards):
     with serving(guards / "tokens.zip", "--max-wait-ms", 1000) as server:
 
         def ask(number):
-            ids = [[1, 2, 3, 10**6 if number == 3 else number]]
+            ids = [[1, 2, 3, 4, 5, 10**6 if number == 3 else number]]
             return server.ask("POST", "/score", json.dumps({"inputs": {"input_ids": ids}}).encode(), JSON)
 
         replies = in_parallel(6, ask)
@@ -92,7 +90,9 @@ def test_one_bad_input_in_a_batch_fails_alone(guards):
         assert "cannot be run on these inputs" in replies[3].error
         assert server.metric("oodles_batch_rows_count") >= 5, "tried together, then each alone"
         good = [0, 1, 2, 4, 5]
-        expected = ExportedGuard.open(guards / "tokens.zip")([[1, 2, 3, number] for number in good]).score.tolist()
+        expected = ExportedGuard.open(guards / "tokens.zip")(
+            [[1, 2, 3, 4, 5, number] for number in good]
+        ).score.tolist()
         assert [replies[number].result["score"] for number in good] == pytest.approx(expected, abs=1e-6)
 
 
@@ -100,53 +100,55 @@ def test_one_bad_input_in_a_batch_fails_alone(guards):
 
 
 def test_damaged_and_hostile_guards_are_not_served(parts, guards, tmp_path):
-    whole = (guards / "images.zip").read_bytes()
-    graph, record = parts[GRAPH], parts[RECORD]
-    flipped = graph[:500] + bytes([graph[500] ^ 1]) + graph[501:]
+    """A few of those that the tests of exported guards have: one line that names the file, and nothing is written."""
+    graph = parts[GRAPH]
     link = write(parts, tmp_path / "link")
     (link / GRAPH).rename(tmp_path / "elsewhere.onnx")
     (link / GRAPH).symlink_to(tmp_path / "elsewhere.onnx")
-    written = {
-        "cut.zip": whole[:-3000],
-        "flipped.zip": zipped({**parts, GRAPH: flipped}),
-        "newer.zip": zipped({**parts, RECORD: record.replace(b'"schema": 2', b'"schema": 99')}),
-        "outside.zip": zipped({**parts, "../../escaped.txt": b"x"}),
-        "packed.zip": zipped(parts, method=8),
-        "pickle.zip": b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.",
-    }
-    for name, content in written.items():
-        (tmp_path / name).write_bytes(content)
-    said = dict(zip(written, in_parallel(len(written), lambda n: refused_start(tmp_path / [*written][n])), strict=True))
-    said["link"] = refused_start(link)
-    for name, words in {
-        "cut.zip": "not an exported guard",
-        "flipped.zip": f"{GRAPH} was altered",
-        "newer.zip": "schema 99",
-        "outside.zip": "escaped.txt",
-        "packed.zip": "compressed",
-        "pickle.zip": "not an exported guard",
-        "link": "symbolic link",
-    }.items():
-        assert said[name].startswith("error "), said
-        assert name in said[name]
-        assert words in said[name]
-    assert not list(tmp_path.parent.rglob("escaped.txt")) + list(Path().glob("ran"))
+    flipped, outside = tmp_path / "flipped.zip", tmp_path / "outside.zip"
+    flipped.write_bytes(zipped({**parts, GRAPH: graph[:500] + bytes([graph[500] ^ 1]) + graph[501:]}))
+    outside.write_bytes(zipped({**parts, "../../escaped.txt": b"x"}))
+    cases = {flipped: f"{GRAPH} was altered", outside: "escaped.txt", link: "symbolic link"}
+    before = listing(tmp_path.parent)
+    for path, words in cases.items():
+        line = refused_start(path)
+        assert line.startswith(f"error {path}")
+        assert words in line
+    assert listing(tmp_path.parent) == before
 
 
-def test_a_port_in_use_and_other_mistakes(guards):
+@pytest.fixture
+def workspace(tmp_path):
+    return tmp_path
+
+
+def test_mistakes_are_named(guards, tmp_path, oodles_run):
+    """Whatever is found before the service begins to log."""
     guard = guards / "images.zip"
+    (tmp_path / "cut.zip").write_bytes(guard.read_bytes()[:-3000])
+    (tmp_path / "pickle.zip").write_bytes(b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        line = refused_start(guard, "--port", taken.getsockname()[1])
-    assert "cannot listen on 127.0.0.1" in line
-    for given, words in [
-        (("nowhere.zip",), "nowhere.zip is not an exported guard"),
-        ((guard, guard), "images is given twice"),
-        ((f"a b={guard}",), "needs a name"),
-        ((guard, "--queue", 1), "never fit a queue"),
-        ((guard, "--tokenizer", "t.json"), "takes pixels, which a tokenizer does not give"),
-    ]:
-        assert words in refused_start(*given)
-    assert "does not hold a token" in refused_start(guard, OODLES_TOKEN="short")  # noqa: S106
+        for given, words in [
+            ((guard, "--port", taken.getsockname()[1]), "cannot listen on 127.0.0.1"),
+            ((guard, "--host", "nowhere.invalid"), "cannot listen on nowhere.invalid"),
+            ((guard, "--port", 70_000), "--port 70000"),
+            (("cut.zip",), "cut.zip is not an exported guard"),
+            (("pickle.zip",), "pickle.zip is not an exported guard"),
+            (("nowhere.zip",), "nowhere.zip is not an exported guard"),
+            ((guard, guard), "images is given twice"),
+            ((f"a b={guard}",), "needs a name"),
+            ((guard, "--queue", 1), "never fit a queue"),
+            ((guard, "--tokenizer", "other=t.json"), "other is none of the guards images"),
+            ((guard, "--token-file", "nowhere"), "nowhere cannot be read"),
+            ((guard, "--max-mb", "nan"), "--max-mb nan"),
+            ((guard, "--log-level", "loud"), "--log-level loud"),
+        ]:
+            code, out, said = oodles_run("serve", *given)
+            assert (code, out) == (2, "")
+            assert said.startswith("error ")
+            assert words in said
+            assert len(said.splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
 
 
 # Files that change --------------------------------------------------------------------------------
@@ -235,18 +237,16 @@ def test_a_threshold_is_changed_and_kept(own):
     assert read_artefact(own).record["threshold"]["value"] == pytest.approx(value)
 
 
-def test_a_threshold_in_a_folder_that_cannot_be_written(guards):
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        own = Path(shutil.copy(guards / "images.zip", folder / "images.zip"))
-        before = own.read_bytes()
-        folder.chmod(0o555)
-        root = os.geteuid() == 0
-        with serving(own, prepare=(lambda: os.setuid(NOBODY)) if root else None, OODLES_TOKEN=TOKEN) as server:
+def test_a_threshold_in_a_folder_that_cannot_be_written(own):
+    before = own.read_bytes()
+    own.parent.chmod(0o555)
+    try:
+        with serving(own, prepare=obey_permissions, OODLES_TOKEN=TOKEN) as server:
             first = server.score(photo(), "", {**AUTHORISED, **JPEG}).json
             reply = server.ask("PUT", "/guards/images/threshold", b'{"value": 1}', AUTHORISED)
             assert (reply.status, "cannot be saved" in reply.error) == (503, True)
             assert server.score(photo(), "", {**AUTHORISED, **JPEG}).json == first
-        folder.chmod(0o755)
-        assert own.read_bytes() == before
-        assert [each.name for each in folder.iterdir()] == ["images.zip"]
+    finally:
+        own.parent.chmod(0o755)
+    assert own.read_bytes() == before
+    assert [each.name for each in own.parent.iterdir()] == ["images.zip"]

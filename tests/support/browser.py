@@ -14,6 +14,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
+from support.serving import PATIENCE
 
 AXE = Path(__file__).resolve().parents[2] / ".venv/axe/node_modules/axe-core/axe.min.js"
 OPTIONS = (
@@ -28,7 +29,6 @@ OPTIONS = (
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
 )
-PATIENCE = 60  # seconds, on a machine that does other things as well
 
 
 class Browser:

@@ -305,4 +305,4 @@ def export_guards(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         tokens, ids = Tokens().eval(), torch.randint(0, 20, (200, 6))
-    Guard.fit(tokens, [ids], detector="energy", labels=False).export(folder / "tokens.zip")
+    Guard.fit(tokens, [{"input_ids": ids}], detector="energy", labels=False).export(folder / "tokens.zip")

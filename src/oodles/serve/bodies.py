@@ -144,6 +144,24 @@ class ClassBody(_Answer):
 
     name: str
     count: int
+    expected: float | None = Field(None, description="Its share of the calibration set, if that is known.")
+
+
+class WholeStreamBody(EvidenceBody):
+    """The largest wealth of each test so far; the stream differs if one has reached `alarm_at`."""
+
+    differs: bool
+
+
+class ScoresBody(_Answer):
+    """The scores so far beside those of the calibration set, as histograms with the same edges."""
+
+    edges: list[float]
+    expected: list[float]
+    counts: list[int]
+    not_finite: int
+    distance: float | None = Field(description="Largest difference of the two distribution functions.")
+    limit: float | None = Field(description="What the distance rarely exceeds without a change.")
 
 
 class MonitorBody(_Answer):
@@ -151,12 +169,17 @@ class MonitorBody(_Answer):
 
     inputs: int
     rejected: int
+    errors: int = Field(description="Inputs that could not be scored.")
     rate: float | None
     expected: ExpectedBody
     windows: list[WindowBody] = Field(description="Oldest first, at most 200.")
-    alarm: AlarmBody | None
+    alarm: AlarmBody | None = Field(description="The one that stands.")
+    alarms: int = Field(description="Alarms so far.")
     evidence: EvidenceBody
+    whole_stream: WholeStreamBody
+    scores: ScoresBody | None
     classes: list[ClassBody]
+    class_distance: float | None = Field(description="Half the sum of differences between shares of classes.")
 
 
 class ServerBody(_Answer):

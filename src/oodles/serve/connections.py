@@ -7,6 +7,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER_BYTES = 65_536
 """What a request may have beside its body; chunks and trailers may have as many more as the body has."""
+MOST_WAITING = 16
+"""Requests of one connection that wait for the answer to an earlier one."""
 
 
 def timed_protocol(seconds: float) -> type["TimedProtocol"]:
@@ -47,7 +49,9 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the request has begun."""
-        self._reading = _stopped(self._reading)
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError("too many requests at once")  # which the parser answers with 400
+        self._stop_reading()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -68,12 +72,13 @@ class TimedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """Stop waiting: the answer is on its way."""
-        self._writing = _stopped(self._writing)
+        self._stop_writing()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting: nobody is there."""
-        self._reading, self._writing = _stopped(self._reading), _stopped(self._writing)
+        self._stop_reading()
+        self._stop_writing()
         super().connection_lost(exc)
 
     def _is_idle(self) -> bool:
@@ -87,7 +92,12 @@ class TimedProtocol(HttpToolsProtocol):
         self._reading = None
         self.transport.close()
 
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None

@@ -43,11 +43,13 @@ class _Lines(logging.StreamHandler[Any]):
 
 
 def start_logging(failed: Callable[[], None], *, level: str = "info") -> None:
-    """Send the logs of the service and of uvicorn to standard error; ``failed`` is called for a line that is lost."""
+    """Send what the service logs, and warnings of anything else, to standard error.
+
+    ``failed`` is called for a line that is lost.
+    """
     handler = _Lines(failed)
     handler.setFormatter(JsonLines())
-    for name in ("oodles.serve", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level.upper())
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and end are our own lines
+    logging.captureWarnings(True)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    LOGGER.setLevel(level.upper())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a broken form is a client's, and answered

@@ -4,11 +4,13 @@ import logging
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 
 import uvicorn
+from PIL import Image
 from starlette.types import ASGIApp
 
 from oodles.errors import ArgumentError
@@ -42,6 +44,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 def serve(sources: Sequence[Source], settings: Settings, host: str, port: int, log_level: str) -> None:
     """Serve guards until SIGTERM or SIGINT, then finish what has begun."""
     telemetry = Telemetry()
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked, by smaller limits
     with open_socket(host, port) as listening:
         start_logging(telemetry.failures.labels("log").inc, level=log_level)
         webhook = None if settings.webhook is None else Webhook(settings.webhook, partial(_not_sent, telemetry))

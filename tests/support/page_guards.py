@@ -1,13 +1,8 @@
-"""``oodles serve`` in a process of its own, with guards that show every part of its page."""
+"""Guards that show every part of the service's page."""
 
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from support.exported_guards import export as export_small
@@ -20,7 +15,6 @@ from oodles.models import load
 
 GUARDS = ("small", "dice", "ensemble", "vectors")
 ROWS = 800  # of training and of calibration images
-PATIENCE = 60  # seconds
 
 
 def export_guards(data: Path, folder: Path) -> Path:
@@ -40,32 +34,3 @@ def export_guards(data: Path, folder: Path) -> Path:
         guard.export(folder / name)
     export_small("vectors", folder / "vectors")
     return folder
-
-
-@contextmanager
-def serving(*arguments: object) -> Iterator[str]:
-    """The address of ``oodles serve`` with these arguments, once it is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "oodles", "serve", *map(str, arguments), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(process, address)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        assert process.poll() is None, "the server has ended"
-        try:
-            with urllib.request.urlopen(f"{address}/v2/health/ready"):  # noqa: S310
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError(f"the server was not ready after {PATIENCE} seconds")

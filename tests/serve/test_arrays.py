@@ -1,0 +1,134 @@
+"""Bodies of JSON for guards of arrays and of images, and texts through a tokenizer of the package tokenizers."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.images import noise
+from support.serving import encoded
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from oodles.deploy.exported import ExportedGuard
+from oodles.errors import ArgumentError, FileError
+from oodles.serve.arrays import arrays_from_json, checked
+from oodles.serve.problems import Problem
+from oodles.serve.texts import MOST_TOKENS, TextTokenizer
+
+MOST = 8
+
+
+@pytest.fixture(scope="module")
+def opened(guards):
+    return {name: ExportedGuard.open(guards / f"{name}.zip") for name in ("vectors", "images", "tokens")}
+
+
+def read(guard, value, tokenizer=None):
+    return arrays_from_json(json.dumps(value).encode(), guard, tokenizer, MOST)
+
+
+def test_numbers_become_what_the_guard_takes(opened):
+    guard = opened["vectors"]
+    (name,) = (each["name"] for each in guard.record["inputs"])
+    found = read(guard, {"inputs": {name: [[1, 2.5, -3, 0, 1e-3]]}})[name]
+    assert found.dtype == np.float32
+    assert found.tolist() == np.float32([[1, 2.5, -3, 0, 1e-3]]).tolist()
+    ids = read(opened["tokens"], {"inputs": {"input_ids": [[1, 2], [3, 4]]}})["input_ids"]
+    assert (ids.dtype, ids.tolist()) == (np.int64, [[1, 2], [3, 4]])
+
+
+def test_images_of_all_sizes_become_equal(opened):
+    guard = opened["images"]
+    for height, width in ((4, 4), (9, 5), (1, 1)):
+        pixels = noise(2, height, width, 3)
+        found = checked(guard, {"pixels": pixels}, MOST)["pixels"]
+        assert found.shape == (2, 4, 4, 3)
+        expected = guard([encoded(each) for each in pixels]).score
+        assert guard.answer({"pixels": found})[0].score == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "not"),
+        (b"\xff\xfe", 400, "JSON"),
+        (b"[]", 400, "JSON"),
+        (b"{}", 400, 'either "inputs" or "texts"'),
+        (b'{"inputs": {}, "texts": []}', 400, 'either "inputs" or "texts"'),
+        (b'{"inputs": {}, "other": 1}', 400, "other"),
+        (b'{"texts": ["a"]}', 400, "no tokenizer"),
+        (b'{"inputs": {"input_ids": [[1.5]]}}', 400, "int64 (any, any), got float64"),
+        (b'{"inputs": {"input_ids": [[18446744073709551615]]}}', 400, "outside -9223372036854775808"),
+        (b'{"inputs": {"input_ids": [[1], [1], [1], [1], [1], [1], [1], [1], [1]]}}', 413, "9 inputs"),
+        (b'{"inputs": {"input_ids": 3}}', 400, "int64 (any, any)"),
+    ],
+)
+def test_malformed_bodies_say_what_is_wrong(opened, body, status, words):
+    with pytest.raises(Problem) as refused:
+        arrays_from_json(body, opened["tokens"], None, MOST)
+    assert refused.value.status == status
+    assert words in refused.value.message
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    value=anything, key=st.sampled_from(["inputs", "texts"]), name=st.sampled_from(["input_ids", "pixels", "images"])
+)
+def test_nothing_but_a_refusal_is_raised(opened, value, key, name):
+    for guard in opened.values():
+        for body in ({key: value}, {"inputs": {name: value}}, {"inputs": {name: [value]}}):
+            try:
+                found = read(guard, body)
+            except Problem:
+                continue
+            assert len(guard.answer(found)[0].score) >= 1
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    words = {"[UNK]": 0, "[PAD]": 1, "good": 2, "bad": 3, "film": 4}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.enable_padding(pad_id=1, pad_token="[PAD]")  # noqa: S106
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def test_texts_become_tokens(opened, tokenizer_file):
+    guard = opened["tokens"]
+    tokenizer = TextTokenizer(tokenizer_file, guard)
+    found = read(guard, {"texts": ["good film", "a bad bad film"]}, tokenizer)["input_ids"]
+    assert (found.dtype, found.tolist()) == (np.int64, [[2, 4, 1, 1], [0, 3, 3, 4]])
+    assert tokenizer(["film " * 10_000])["input_ids"].shape == (1, MOST_TOKENS)
+    assert len(guard.answer(found_arrays(tokenizer, "", "\N{GRINNING FACE}\x00 good"))[0].score) == 2
+    for texts, status in (([], 400), (["a"] * 9, 413), ([1], 400), ("good", 400)):
+        with pytest.raises(Problem) as refused:
+            read(guard, {"texts": texts}, tokenizer)
+        assert refused.value.status == status
+
+
+def found_arrays(tokenizer, *texts):
+    return tokenizer(texts)
+
+
+def test_what_is_not_a_tokenizer(opened, tokenizer_file, tmp_path):
+    (tmp_path / "odd.json").write_text('{"version": "1.0"}')
+    for path in (tmp_path / "odd.json", tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(FileError) as refused:
+            TextTokenizer(path, opened["tokens"])
+        assert str(path) in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(ArgumentError, match="takes pixels, which a tokenizer does not give"):
+        TextTokenizer(tokenizer_file, opened["images"])
