@@ -5,6 +5,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import oodles
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "extensions"))
@@ -13,7 +15,7 @@ about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 repository = about["urls"]["Repository"]
 
 project = about["name"]
-version = release = about["version"]
+version = release = oodles.__version__
 author = "the oodles developers"
 language = "en"
 
