@@ -13,7 +13,8 @@ from oodles.extras import PACKAGES, needed_by
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # by another name
+# what installs it, if that has another name
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "prometheus_client": "prometheus-client", "starlette": "fastapi"}
 
 
 def required(entries):
@@ -30,8 +31,8 @@ def test_the_extra_of_a_package_installs_it(module):
 
 def test_all_is_every_extra_for_users():
     named = re.fullmatch(r"oodles\[(.*)\]", EXTRAS["all"][0])[1].split(",")
-    assert sorted(named) == sorted(EXTRAS.keys() - {"all", "bench", "browser", "dev", "load"})
-    assert "oodles[torch]" in EXTRAS["dev"]
+    assert sorted(named) == sorted(EXTRAS.keys() - {"all", "bench", "browser", "dev", "docs"})
+    assert "oodles[torch,serve,text]" in EXTRAS["dev"]
 
 
 def test_the_line_names_the_user_the_package_and_the_command():

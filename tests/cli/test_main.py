@@ -18,7 +18,20 @@ from oodles import cli
 from oodles.cli.common import notices
 
 COMMANDS = (
-    *("demo", "extract", "fit", "threshold", "score", "explain", "export", "monitor", "bench", "report", "select"),
+    *(
+        "demo",
+        "extract",
+        "fit",
+        "threshold",
+        "score",
+        "explain",
+        "export",
+        "serve",
+        "monitor",
+        "bench",
+        "report",
+        "select",
+    ),
     *("select-p", "detectors", "train", "analyze", "data"),
 )
 

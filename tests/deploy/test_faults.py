@@ -96,9 +96,9 @@ def test_a_flipped_bit_is_found_wherever_it_is(parts, place, form, name):
 
 
 def test_a_newer_schema_says_what_to_do(parts, place):
-    record = made.record_of(parts) | {"schema": 2}
+    record = made.record_of(parts) | {"schema": 3}
     line = refusal(made.write({**parts, RECORD: made.sealed(record)}, place / "guard"))
-    assert "has schema 2, this version of oodles reads schema 1" in line
+    assert "has schema 3, this version of oodles reads schema 2" in line
     assert "write the file again with this version, or use the one that wrote it" in line
 
 
