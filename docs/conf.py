@@ -26,15 +26,7 @@ extensions = [
     "repository_links",
     "svg_math",
 ]
-exclude_patterns = [
-    "_build",
-    "templates",
-    "extensions",
-    "layout",
-    "images",
-    "gallery/**/*.ipynb",
-    "sg_execution_times.rst",
-]
+exclude_patterns = ["_build", "templates", "extensions", "layout", "images"]
 
 # Pages are Markdown that GitHub shows as well; formulas are between dollars there and here.
 myst_enable_extensions = ["deflist", "dollarmath"]
@@ -82,7 +74,7 @@ if EXAMPLES.is_dir():
         "abort_on_example_error": True,
         "download_all_examples": False,
         "remove_config_comments": True,
-        "min_reported_time": 5,
+        "write_computation_times": False,  # a page that would load scripts from elsewhere
         "show_memory": False,
         "within_subsection_order": "FileNameSortKey",
     }
