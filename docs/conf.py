@@ -5,6 +5,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import oodles
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "extensions"))
@@ -13,7 +15,7 @@ about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 repository = about["urls"]["Repository"]
 
 project = about["name"]
-version = release = about["version"]
+version = release = oodles.__version__
 author = "the oodles developers"
 language = "en"
 
@@ -24,15 +26,7 @@ extensions = [
     "repository_links",
     "svg_math",
 ]
-exclude_patterns = [
-    "_build",
-    "templates",
-    "extensions",
-    "layout",
-    "images",
-    "gallery/**/*.ipynb",
-    "sg_execution_times.rst",
-]
+exclude_patterns = ["_build", "templates", "extensions", "layout", "images"]
 
 # Pages are Markdown that GitHub shows as well; formulas are between dollars there and here.
 myst_enable_extensions = ["deflist", "dollarmath"]
@@ -80,7 +74,7 @@ if EXAMPLES.is_dir():
         "abort_on_example_error": True,
         "download_all_examples": False,
         "remove_config_comments": True,
-        "min_reported_time": 5,
+        "write_computation_times": False,  # a page that would load scripts from elsewhere
         "show_memory": False,
         "within_subsection_order": "FileNameSortKey",
     }
