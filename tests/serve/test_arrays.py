@@ -14,9 +14,10 @@ from oodles.deploy.exported import ExportedGuard
 from oodles.errors import ArgumentError, FileError
 from oodles.serve.arrays import arrays_from_json, checked
 from oodles.serve.problems import Problem
+from oodles.serve.settings import Settings
 from oodles.serve.texts import MOST_TOKENS, TextTokenizer
 
-MOST = 8
+LIMITS = Settings(images=8)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def opened(guards):
 
 
 def read(guard, value, tokenizer=None):
-    return arrays_from_json(json.dumps(value).encode(), guard, tokenizer, MOST)
+    return arrays_from_json(json.dumps(value).encode(), guard, tokenizer, LIMITS)
 
 
 def test_numbers_become_what_the_guard_takes(opened):
@@ -42,7 +43,7 @@ def test_images_of_all_sizes_become_equal(opened):
     guard = opened["images"]
     for height, width in ((4, 4), (9, 5), (1, 1)):
         pixels = noise(2, height, width, 3)
-        found = checked(guard, {"pixels": pixels}, MOST)["pixels"]
+        found = checked(guard, {"pixels": pixels}, LIMITS)["pixels"]
         assert found.shape == (2, 4, 4, 3)
         expected = guard([encoded(each) for each in pixels]).score
         assert guard.answer({"pixels": found})[0].score == pytest.approx(expected, abs=1e-6)
@@ -66,7 +67,7 @@ def test_images_of_all_sizes_become_equal(opened):
 )
 def test_malformed_bodies_say_what_is_wrong(opened, body, status, words):
     with pytest.raises(Problem) as refused:
-        arrays_from_json(body, opened["tokens"], None, MOST)
+        arrays_from_json(body, opened["tokens"], None, LIMITS)
     assert refused.value.status == status
     assert words in refused.value.message
 

@@ -1,5 +1,6 @@
 """What is known of the stream of inputs survives a kill, and a full disk stops nothing."""
 
+import http.client
 import json
 import resource
 import signal
@@ -21,7 +22,7 @@ def load(server, ends, answered):
         try:
             if server.score(photo(len(answered) % 7)).status == 200:
                 answered.append(True)
-        except OSError:  # it was killed
+        except (OSError, http.client.HTTPException):  # it was killed
             return
 
 
