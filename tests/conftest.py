@@ -11,6 +11,8 @@ from oodles import cli
 from oodles.features import Features
 from oodles.testing import example_features
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
+
 # the same examples every time, so that a check that passed passes again; HYPOTHESIS_PROFILE=default looks for new ones
 settings.register_profile("steady", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
