@@ -136,7 +136,7 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("page", sorted(path.stem for path in DOCS.glob("*.md")))
+@pytest.mark.parametrize("page", ["../README", *sorted(path.stem for path in DOCS.glob("*.md"))])
 def test_options(page: str) -> None:
     for block in blocks(DOCS / f"{page}.md"):
         for command in commands(block) if block.language in ("", "sh") else ():
