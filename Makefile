@@ -44,7 +44,7 @@ check-browser: $(VENV)/.with-browser
 
 # The wheel in environments of its own: with PyTorch the demo and a scored picture, on every other Python an exported guard.
 check-package: $(VENV)/.developed
-	OODLES_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -m install tests/test_packaging.py
+	OODLES_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -m install tests/test_packaging.py tests/serve/test_deployment.py
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff format --check .

@@ -55,5 +55,5 @@ print("\n".join(f"{name} {'accepted' if ok else 'rejected'}" for name, ok in zip
 figure, axis = plt.subplots(figsize=(7, 2.4), layout="constrained")
 axis.barh(names, verdict.score.numpy(), color=["#0072B2" if ok else "#D55E00" for ok in verdict.is_id])
 axis.axvline(guard.threshold.value, color="black", linestyle="--")
-axis.set(xlim=(0.75, 1), ylim=(5.6, -0.6), xlabel="score, and the threshold")
+axis.set(xlim=(0.5, 1), ylim=(5.6, -0.6), xlabel="score, and the threshold")
 plt.show()

@@ -40,7 +40,10 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "write-your-own-detector": feature_names,
 }
 """What each page takes for granted; ``use-on-your-model`` has files too."""
-NOT_RUN = {"scale": "needs a Ray cluster: tests/distributed/test_ray.py runs the same calls"}
+NOT_RUN = {
+    "scale": "needs a Ray cluster: tests/distributed/test_ray.py runs the same calls",
+    "serving": "needs a server: tests/serve/test_serving_page.py runs all of it",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,10 @@ from support.images import write_image
 from support.networks import Net, seeded
 from support.pages import check_page
 from support.scored import scored, write_scored
+from support.serving import environment, running
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
-from oodles import cli, monitor, results
+from oodles import cli, monitor, results, serve
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.guard import Guard
@@ -44,6 +45,7 @@ MODULES = (
     *(module.name for module in pkgutil.iter_modules(monitor.__path__, "oodles.monitor.")),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
     *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
+    *(module.name for module in pkgutil.iter_modules(serve.__path__, "oodles.serve.")),
 )
 REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
 
@@ -217,6 +219,24 @@ print(guard.explain(sys.argv[2])[0].score)
 """
     answer = float(succeeded(run(script, str(exported), str(photos[0]))))
     assert answer == pytest.approx(wanted[0].score, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["refused", "not installed"])
+def test_a_guard_is_served(how, request, exported, tmp_path):
+    """The service scores a photograph as ``Guard.open`` does where torch is, and its page and monitor work."""
+    photo = write_image(tmp_path / "photo.png", size=(40, 30))
+    refused = how == "refused"
+    python = sys.executable if refused else request.getfixturevalue("installed")
+    start = ("-c", BLOCKER + COMMAND) if refused else ("-m", "oodles")
+    variables = environment() if refused else {"PATH": os.environ["PATH"]}
+    with running([python, *start, "serve", exported, "--port", 0], variables, folder=tmp_path) as server:
+        result = server.score(photo.read_bytes()).result
+        assert result["score"] == pytest.approx(Guard.open(exported)(photo).score[0], abs=1e-5)
+        assert server.score(photo.read_bytes(), "?explain=1").result["explanation"]["findings"]
+        assert server.get("/guards/guard/monitor").json["inputs"] == 2
+        assert server.get("/").status == 200
+        assert server.stop() == 0
+        assert not server.other_lines
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import numpy.typing as npt
 from pages import DOCS, write_page
 from PIL import Image
+from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the simulations are shared with the tests
@@ -66,6 +68,9 @@ def main() -> None:
         steps=f"{STEPS:,}",
         every=f"{EVERY:,}",
         error=f"{ERROR:g}",
+        error_share=f"{ERROR:.0%}",
+        milliseconds=f"{milliseconds():.1f}",
+        coarse=f"{bets_of(SIZES[0], RULE.error)['rejections'].bounds[0]:.0%}",
         promise=f"{STEPS / EVERY + ERROR / 2:.0%}",
         false_alarms=false_alarms(),
         bounds=bounds(),
@@ -73,6 +78,7 @@ def main() -> None:
         longest=f"{LONGEST:,}",
         quiet=QUIET,
         shift=f"{SHIFT:g}",
+        rejected_ood=f"{ndtr(ndtri(RATE) + SHIFT):.0%}",
         window=WINDOW,
         rule=describe(RULE),
         delays=delays(),
@@ -82,7 +88,7 @@ def main() -> None:
         quality=QUALITY,
         accepted=", ".join(f"{name} {share:.0%}" for name, share in accepted(scores).items()),
         real=real_streams(scores),
-        picture=picture(scores),
+        **picture(scores),
     )
 
 
@@ -195,8 +201,8 @@ def delay(found: Floats) -> str:
     after = found[found > 0]  # others were false alarms before the change
     seen = np.isfinite(after)
     if seen.mean() < 0.5:
-        return f"none in {1 - seen.mean():.0%}"
-    return f"{np.median(after):,.0f}" + ("" if seen.all() else f" ({seen.mean():.0%})")
+        return f"none in {1 - seen.mean():.1%}"
+    return f"{np.median(after):,.0f}" + ("" if seen.all() else f" ({seen.mean():.1%})")
 
 
 def describe(rule: AlertRule) -> str:
@@ -270,11 +276,25 @@ def real_streams(scores: dict[str, Floats]) -> str:
     return "\n".join(lines)
 
 
-def picture(scores: dict[str, Floats]) -> str:
-    """The chart of one real stream."""
+def picture(scores: dict[str, Floats]) -> dict[str, object]:
+    """The chart of one real stream, and what can be seen on it."""
     path = DOCS / "images" / "monitoring.png"
-    save_figure(draw(real_stream(scores, 5_000, "svhn", 0.1, seed=1, quiet=REAL_LENGTH // 2)), path)
-    return f"images/{path.name}"
+    monitor = real_stream(scores, 5_000, "svhn", 0.1, seed=1, quiet=REAL_LENGTH // 2)
+    save_figure(draw(monitor), path)
+    windows = monitor.status()["windows"]
+    outside = sum(not window["low"] <= window["rate"] <= window["high"] for window in windows)
+    return {"picture": f"images/{path.name}", "outside": outside, "windows": len(windows)}
+
+
+def milliseconds() -> float:
+    """What a batch of 32 costs, of processor time."""
+    generator = np.random.default_rng(0)
+    threshold, scores = calibrate(generator.normal(size=1000)), generator.normal(size=32)
+    monitor, values = Monitor(threshold), {"p_value": threshold.p_values(scores), "is_id": threshold.is_id(scores)}
+    start = process_time()
+    for _ in range(200):
+        monitor.observe(score=scores, label=np.zeros(32, dtype=np.int64), **values)
+    return (process_time() - start) / 200 * 1000
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import oodles
 PATIENCE = 60  # seconds, on a machine that does other things as well
 TOKEN = "a-token-for-the-tests"  # noqa: S105
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+OURS = (sys.executable, "-m", "oodles")
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}
 BOUNDARY = "a-boundary-that-no-image-contains"
@@ -156,7 +157,7 @@ class Server:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "oodles", "serve", *map(str, arguments)]
+    return [*OURS, "serve", *map(str, arguments)]
 
 
 def environment(**others: str) -> dict[str, str]:
@@ -171,12 +172,25 @@ def serving(*arguments: object, prepare: Callable[[], None] | None = None, **oth
 
     ``prepare`` is called in the new process before it begins.
     """
+    with running(command("--port", 0, *arguments), environment(**others), prepare) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    started: Sequence[object],
+    variables: Mapping[str, str],
+    prepare: Callable[[], None] | None = None,
+    folder: Path | None = None,
+) -> Iterator[Server]:
+    """The server that a command starts, with nothing but these variables in its environment."""
     process = subprocess.Popen(
-        command("--port", 0, *arguments),
+        [str(part) for part in started],
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(**others),
+        env=dict(variables),
         preexec_fn=prepare,
+        cwd=folder,
     )
     server = Server(process)
     try:

@@ -43,6 +43,6 @@ def without_torch(python: Path, *, prelude: str = "", folder: Path | None = None
 
 
 def install_without_torch(folder: Path) -> Path:
-    """A new environment with the package as users install it and the extra ``onnx``; returns its interpreter."""
+    """A new environment with the package as users install it and the extra ``serve``; returns its interpreter."""
     (wheel,) = build(folder, "wheel")
-    return environment_with(f"{wheel}[onnx]", folder / "venv")
+    return environment_with(f"{wheel}[serve]", folder / "venv")
