@@ -1,6 +1,7 @@
 """``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -296,8 +297,10 @@ class ExportedGuard:
 
 def start_session(graph: bytes, device: str = "cpu", threads: int | None = None) -> "onnxruntime.InferenceSession":
     """A checked graph in onnxruntime."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would send reports of its use, from its import on
     with needed_by("an exported guard"):
         import onnxruntime
+    onnxruntime.disable_telemetry_events()  # if somebody has imported it before
     if device not in DEVICES:
         raise ArgumentError(f"device={device!r} must be one of {', '.join(DEVICES)}")
     if DEVICES[device] not in onnxruntime.get_available_providers():

@@ -1,0 +1,195 @@
+"""Minutes of load on the real server: memory stays flat, random bodies break nothing. `make check-serve` runs these."""
+
+import http.client
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from itertools import count
+
+import numpy as np
+import pytest
+from support.images import noise
+from support.serving import BOUNDARY, JPEG, JSON, form, in_parallel, photo, serving
+
+pytestmark = pytest.mark.soak
+SECONDS = float(os.environ.get("OODLES_SOAK_SECONDS", "120"))
+GROWTH = 16  # megabytes that the process may grow by after the first quarter
+CLIENTS = 6
+
+
+@pytest.fixture(scope="module")
+def server(guards):
+    with serving(guards / "cifar10-small.zip", guards / "vectors.zip", "--timeout", 5, "--threads", 1) as running:
+        yield running
+
+
+class Client:
+    """A connection that is kept open, and opened again after an answer that closed it."""
+
+    def __init__(self, server):
+        self.server = server
+        self.connection = None
+
+    def close(self):
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def post(self, path, body, headers):
+        for _ in range(2):
+            if self.connection is None:
+                self.connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
+            try:
+                self.connection.request("POST", path, body, headers)
+                answer = self.connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException):  # closed by the server after a refusal, or mid-upload
+                self.close()
+            else:
+                return answer.status
+        return None
+
+
+def requests_of_all_kinds():
+    """Requests as they come in production: images alone and in forms, one of them broken, arrays, and refusals."""
+    picture, large = photo(1, (300, 200), "JPEG"), photo(2, (3000, 2000), "JPEG")
+    many, kind = form([(f"{n}.jpg", photo(n, (64, 64), "JPEG")) for n in range(16)])
+    broken, _ = form([("a.jpg", picture), ("b.jpg", b"no image"), ("c.jpg", picture[:500])])
+    pixels = noise(4, 32, 32, 3)
+    array = json.dumps({"inputs": {"pixels": pixels.tolist()}}).encode()
+    head = {"name": "pixels", "datatype": "UINT8", "shape": list(pixels.shape)}
+    text = json.dumps({"inputs": [{**head, "parameters": {"binary_data_size": pixels.size}}]}).encode()
+    score, infer = "/score?guard=cifar10-small", "/v2/models/cifar10-small/infer"
+    return [
+        *[(score, picture, JPEG, {200})] * 6,
+        (score, large, JPEG, {200}),
+        (score + "&explain=1", picture, JPEG, {200}),
+        (score, many, kind, {200}),
+        (score, broken, kind, {200}),
+        (score, array, JSON, {200}),
+        (infer, text + pixels.tobytes(), {"Inference-Header-Content-Length": str(len(text))}, {200}),
+        (score, b"no image", JPEG, {415}),
+        (score, b"{", JSON, {400}),
+        ("/nowhere", picture, JPEG, {404}),
+    ]
+
+
+def test_memory_stays_flat_under_full_load(server):
+    kinds, ends = requests_of_all_kinds(), time.monotonic() + SECONDS
+    wrong, answered, memory = Counter(), count(), []
+
+    def work(number):
+        chosen = random.Random(number)
+        with closing(Client(server)) as client:
+            while time.monotonic() < ends:
+                path, body, headers, expected = chosen.choice(kinds)
+                status = client.post(path, body, headers)
+                next(answered)
+                if status not in expected:
+                    wrong[path, status] += 1
+
+    watcher = threading.Thread(target=lambda: watch(server, ends, memory))
+    watcher.start()
+    in_parallel_for(CLIENTS, work, SECONDS)
+    watcher.join()
+    total = next(answered)
+    quarter = len(memory) // 4
+    begin, end = statistics.median(memory[quarter : 2 * quarter]), statistics.median(memory[-quarter:])
+    print(f"{total} requests in {SECONDS:g} s, {begin:.0f} MB in the second quarter, {end:.0f} MB in the last")
+    assert not wrong
+    assert total > SECONDS
+    assert end - begin < GROWTH, memory
+    assert not server.other_lines
+
+
+def watch(server, ends, memory):
+    while time.monotonic() < ends:
+        memory.append(server.memory())
+        time.sleep(0.5)
+
+
+def in_parallel_for(number, work, seconds):
+    threads = [threading.Thread(target=work, args=(each,)) for each in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 120)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def random_body(chosen, kinds):
+    """Random bytes, or a valid request with some of its bytes changed, cut, doubled or called something else."""
+    path, body, headers, _ = chosen.choice(kinds)
+    if chosen.random() < 0.2:
+        body = chosen.randbytes(chosen.randrange(300))
+    else:
+        changed = bytearray(body[: chosen.randrange(1, 20_000)])
+        for _ in range(chosen.randrange(20)):
+            changed[chosen.randrange(len(changed))] = chosen.randrange(256)
+        body = bytes(changed) * chosen.choice([1, 1, 1, 2])
+    types = [
+        *headers.values(),
+        "image/png",
+        "application/json",
+        "text/plain",
+        "",
+        f"multipart/form-data; boundary={BOUNDARY}",
+    ]
+    if chosen.random() < 0.3:
+        headers = {"Content-Type": chosen.choice(types)}
+    if chosen.random() < 0.1:
+        headers = {**headers, "Inference-Header-Content-Length": str(chosen.randrange(-5, 400))}
+    return chosen.choice([path, "/score?guard=vectors", "/v2/models/vectors/infer"]), body, headers
+
+
+def test_ten_thousand_random_bodies(server):
+    kinds, statuses = requests_of_all_kinds(), Counter()
+    before = server.memory()
+
+    def work(number):
+        chosen = random.Random(1000 + number)
+        with closing(Client(server)) as client:
+            for _ in range(2_500):
+                statuses[client.post(*random_body(chosen, kinds))] += 1
+
+    in_parallel_for(4, work, 600)
+    print(f"{sum(statuses.values())} bodies: {dict(statuses)}, memory from {before} to {server.memory()} MB")
+    assert sum(statuses.values()) == 10_000
+    assert not [status for status in statuses if status is None or status >= 500]
+    assert {200, 400, 415, 422} <= {*statuses}
+    assert server.memory() - before < 64
+    assert not server.other_lines
+    assert not [line for line in server.log if line["level"] == "error"]
+
+
+def test_half_open_connections(server):
+    """Two hundred connections that say nothing or stop half-way hinder nobody, and are closed."""
+    begun = [b"", b"POST /score HTTP/1.1\r\nX: ", b"POST /nowhere HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
+    connections = [server.connect() for _ in range(200)]
+    try:
+        for number, connection in enumerate(connections):
+            connection.sendall(begun[number % len(begun)])
+        times = []
+        for number in range(20):
+            began = time.monotonic()
+            assert server.score(photo(number), "?guard=cifar10-small").status == 200
+            times.append(time.monotonic() - began)
+        assert np.median(times) < 1
+        assert server.get("/v2/health/ready").status == 200
+        closed = in_parallel(len(connections), lambda number: read_to_the_end(connections[number]))
+        assert all(isinstance(each, bytes) for each in closed), "closed by the server, not by our patience"
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def read_to_the_end(connection):
+    found = b""
+    while part := connection.recv(10_000):
+        found += part
+    return found
