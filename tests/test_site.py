@@ -20,7 +20,7 @@ import typer
 from support import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 from support.networks import one_thread  # noqa: F401
 from support.site import DOCS, Block, arguments, blocks, commands, pages
-from support.site_data import feature_names, guard_names, library_names, vision_names, write_workspace
+from support.site_data import exported_names, feature_names, guard_names, library_names, vision_names, write_workspace
 
 from oodles import cli
 from oodles.detectors import registry
@@ -39,7 +39,11 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "training": dict,
     "write-your-own-detector": feature_names,
 }
-"""What each page takes for granted; ``use-on-your-model`` has files too."""
+WITH_FILES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "monitoring": exported_names,
+    "use-on-your-model": library_names,
+}
+"""What each page takes for granted, some of them in files."""
 NOT_RUN = {
     "scale": "needs a Ray cluster: tests/distributed/test_ray.py runs the same calls",
     "serving": "needs a server: tests/serve/test_serving_page.py runs all of it",
@@ -57,7 +61,7 @@ def registry_of_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
-    given = library_names(tmp_path) if page == "use-on-your-model" else NAMES[page]()
+    given = WITH_FILES[page](tmp_path) if page in WITH_FILES else NAMES[page]()
     prepare(page, tmp_path)
     previous = ""
     for block in blocks(DOCS / f"{page}.md"):
@@ -139,7 +143,7 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("page", sorted(path.stem for path in DOCS.glob("*.md")))
+@pytest.mark.parametrize("page", ["../README", *sorted(path.stem for path in DOCS.glob("*.md"))])
 def test_options(page: str) -> None:
     for block in blocks(DOCS / f"{page}.md"):
         for command in commands(block) if block.language in ("", "sh") else ():

@@ -1,4 +1,4 @@
-"""The GitHub workflow does what ``.ci/run`` does, with no more rights and no more code of others than it needs."""
+"""The GitHub workflow and the hooks before a commit do what ``.ci/run`` and ``make lint`` do, with few rights."""
 
 import re
 
@@ -46,3 +46,15 @@ def test_rights_and_actions_are_few():
     assert all(re.fullmatch(r"[\w/-]+@v\d+", action) for action in used)
     assert {action.partition("@")[0] for action in used} == TRUSTED
     assert not any("permissions" in job for job in workflow["jobs"].values())
+
+
+def test_hooks_before_a_commit_are_those_of_make_lint():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    linted = [line.strip().removeprefix("$(BIN)/").split() for line in recipe.splitlines()]
+    hooks = [hook["entry"].removeprefix(".venv/bin/").split() for hook in local["hooks"]]
+    options = {"--check", ".", "--force-exclude"}  # of a check of everything, and of a fix of some files
+    assert [[w for w in line if w not in options] for line in hooks] == [
+        [w for w in line if w not in options] for line in linted
+    ]

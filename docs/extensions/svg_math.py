@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 SIZE = 20  # pixels per em of the SVG, which is shown in em so that it follows the size of the text
+TALLEST = 8  # em
 ziamath.config.svg2 = False  # every browser knows the older form
 
 
@@ -22,6 +23,8 @@ def svg(formula: str, *, inline: bool) -> str:
         element, (width, height) = drawn.svgxml(), drawn.getsize()
     except Exception as error:  # the parser has no common class of errors
         raise ExtensionError(f"the formula {formula!r} cannot be drawn: {error}") from None
+    if height > TALLEST * SIZE:  # a bracket that was stretched too far
+        raise ExtensionError(f"the formula {formula!r} is {height / SIZE:.0f} em high; split it, or use \\Big brackets")
     lowered = f"vertical-align:{drawn.getyofst() / SIZE:.3f}em;" if inline else ""
     element.set("width", f"{width / SIZE:.3f}em")
     element.set("height", f"{height / SIZE:.3f}em")

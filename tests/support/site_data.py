@@ -100,6 +100,13 @@ def guard_names() -> dict[str, Any]:
     }
 
 
+def exported_names(folder: Path) -> dict[str, Any]:
+    """An exported guard in ``folder``, and its answer for a batch."""
+    given = guard_names()
+    exported = given["guard"].export(folder / "guard.zip", inputs=given["held_out_loader"])
+    return given | {"verdict": exported(given["batch"].numpy())}
+
+
 def library_names(folder: Path) -> dict[str, Any]:
     """Models of several libraries saved in ``folder``, with inputs for each."""
     import timm
