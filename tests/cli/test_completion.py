@@ -38,7 +38,7 @@ def test_the_shell_is_given_commands_options_and_detectors_without_torch():
     )
     *answers, torch = done.stdout.split("--\n")
     assert [answer.split() for answer in answers] == [
-        ["select", "select-p"],
+        ["serve", "select", "select-p"],
         ["--checkpoint", "--csv", "--check"],
         ["react(90)+dice"],
         ["paper", "godin", "one-cycle"],
