@@ -12,7 +12,7 @@ RUNS ?= runs
 # The interpreters beside our own that `make check-package` tries.
 PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 
-.PHONY: demo test check check-browser check-package check-ray check-serve docs docs-quick lint format bench load fuzz clean
+.PHONY: demo test check check-browser check-package check-ray check-serve check-slow docs docs-quick lint format bench load fuzz clean
 .PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
 .PHONY: page-image reproduction scale small-network third-party
 
@@ -21,9 +21,14 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.developed
 	$(PYTEST)
+	$(PYTEST) -m slow
 
 check: $(VENV)/.developed lint
 	$(PYTEST)
+
+# What `make check` leaves out: every detector exported, the paper's networks on real images, examples, kills.
+check-slow: $(VENV)/.developed
+	$(PYTEST) -m slow
 
 # Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
 check-ray: $(VENV)/.with-ray

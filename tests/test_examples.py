@@ -34,6 +34,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_prints_and_draws(name, tmp_path):
     environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}

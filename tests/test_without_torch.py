@@ -69,7 +69,7 @@ def installed(tmp_path_factory):
             shutil.rmtree(folder)
 
 
-@pytest.fixture(params=["refused", "not installed"])
+@pytest.fixture(params=["refused", pytest.param("not installed", marks=pytest.mark.slow)])
 def run(request, tmp_path):
     """Run a script where torch cannot be imported; the folder is a new one."""
     if request.param == "refused":

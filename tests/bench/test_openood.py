@@ -292,6 +292,7 @@ def test_a_suite_without_its_id_images_says_both_places(tmp_path):
 # Real data --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize(("id_set", "near"), [("cifar10", "cifar100"), ("cifar100", "cifar10")])
 def test_the_real_suites_with_the_authors_networks(data, tmp_path, id_set, near):

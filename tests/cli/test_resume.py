@@ -81,6 +81,7 @@ def kill_after(rows, folder, out, workspace, *more):
     assert process.returncode == -signal.SIGKILL, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_job_is_continued_bit_by_bit(slow, workspace, oodles_run, tmp_path, kind):
     straight, out = tmp_path / f"straight{kind}", tmp_path / f"r{kind}"

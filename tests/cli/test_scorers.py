@@ -181,6 +181,7 @@ def test_images_are_decoded_ahead_and_what_is_left_is_not_decoded_when_the_consu
     assert 1 <= len(opened) <= 4
 
 
+@pytest.mark.slow
 def test_a_real_exported_guard(fitted, workspace, oodles_run, refused, tmp_path):
     for place in ("exported", "exported.zip"):
         code, _, err = oodles_run("export", fitted / "guard", *NETWORK, "--out", tmp_path / place)

@@ -309,6 +309,7 @@ def bench(oodles_run, data, tmp_path, model, *detectors):
     return [row["detector"] for row in rows if row["ood_set"] == "svhn"]
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_real_images_a_kill_after_the_first_epoch_and_a_benchmark(data, workspace, oodles_run, tmp_path):
     run = ["train", "small", "--data", data / "cifar-10-batches-py", *FEW, "--out", tmp_path / "run"]
@@ -327,6 +328,7 @@ def test_real_images_a_kill_after_the_first_epoch_and_a_benchmark(data, workspac
     assert compared == [oodles.parse(text).spec for text in DETECTORS]
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_real_images_with_the_head_of_generalized_odin(data, workspace, oodles_run, tmp_path):
     run = ["train", "small", "--data", data / "cifar-10-batches-py", *FEW, "--out", tmp_path / "run"]

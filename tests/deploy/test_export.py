@@ -244,6 +244,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", HEADS)
 @pytest.mark.filterwarnings("ignore:.*returns probabilities")
 def test_heads_of_every_kind(make, tmp_path):
@@ -293,6 +294,7 @@ def test_several_inputs_by_position_and_by_name(tmp_path):
         exported(arrays["numbers"])
 
 
+@pytest.mark.slow
 def test_a_text_model_with_any_number_of_tokens(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -315,6 +317,7 @@ def test_a_text_model_with_any_number_of_tokens(tmp_path):
         assert verdict.score == pytest.approx(want.score.numpy(), rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "vit"])
 def test_networks_of_the_field(name, tmp_path):
     if name == "resnet50":

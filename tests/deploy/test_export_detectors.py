@@ -18,6 +18,7 @@ def network():
     return make_network()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [case.spec for case in CASES if not case.steps])
 @pytest.mark.filterwarnings("ignore::oodles.FitWarning")
 def test_the_exported_guard_gives_the_guards_own_answers(network, spec, tmp_path):

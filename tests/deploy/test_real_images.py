@@ -17,7 +17,7 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.models import load
 
-pytestmark = pytest.mark.realdata
+pytestmark = [pytest.mark.slow, pytest.mark.realdata]
 
 
 @pytest.fixture(scope="module")

@@ -348,6 +348,7 @@ def test_awkward_rows_give_finite_scores_or_a_named_error(text: str, case: str) 
     assert torch.isfinite(scores).all()
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_float32_agrees_with_float64_on_the_papers_networks(data: Path, name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from oodles.detectors import parse
 from oodles.features import Features
 
-pytestmark = pytest.mark.realdata
+pytestmark = [pytest.mark.slow, pytest.mark.realdata]
 
 ROWS = 1200
 """Images per set: enough for a tolerance of three points, few enough for a test."""
