@@ -12,7 +12,7 @@ RUNS ?= runs
 # The interpreters beside our own that `make check-package` tries.
 PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 
-.PHONY: demo test check check-browser check-package check-ray docs docs-quick lint format bench load fuzz clean
+.PHONY: demo test check check-browser check-package check-ray coverage mutants docs docs-quick lint format bench load fuzz clean
 .PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
 .PHONY: page-image reproduction scale small-network third-party
 
@@ -24,6 +24,14 @@ test: $(VENV)/.developed
 
 check: $(VENV)/.developed lint
 	$(PYTEST)
+
+# Which lines and branches the tests run, as a table and in htmlcov/index.html. Processes that tests start are not counted.
+coverage: $(VENV)/.developed
+	$(PYTEST) --cov --cov-report=term --cov-report=html
+
+# Change the mathematics in 800 small ways, one at a time, and see whether its tests notice, for an hour: docs/mutation.md.
+mutants: $(VENV)/.developed
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
 # Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
 check-ray: $(VENV)/.with-ray
@@ -165,4 +173,4 @@ $(VENV)/.with-docs: $(VENV)/.developed
 	touch $@
 
 clean:
-	rm -rf $(VENV) docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .coverage htmlcov docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
