@@ -122,6 +122,11 @@ def test_a_rate_that_every_score_keeps_is_the_largest_score(rate):
     assert calibrate(torch.arange(12.0), rate).value == 11.0
 
 
+def test_every_rank_is_found_among_many_scores() -> None:
+    scores = np.random.default_rng(0).permutation(np.arange(1.0, 1001))
+    assert [calibrate(scores, 1 - rank / 1001).value for rank in range(1, 1001)] == list(range(1, 1001))
+
+
 def test_ties_are_all_accepted() -> None:
     scores = np.array([1.0] * 50 + [2.0] * 49)
     threshold = calibrate(scores, 0.9)
