@@ -12,9 +12,10 @@ RUNS ?= runs
 # The interpreters beside our own that `make check-package` tries.
 PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 
-.PHONY: demo test check check-browser check-package check-ray check-serve check-slow docs docs-quick lint format bench load fuzz clean
-.PHONY: pack ship-small-network site-figures architectures choice default-study detectors exports monitoring openood
-.PHONY: page-image reproduction scale small-network third-party
+.PHONY: demo test check check-browser check-package check-ray check-serve check-slow coverage docs docs-quick mutants
+.PHONY: bench clean format fuzz lint load
+.PHONY: architectures choice default-study detectors exports monitoring openood pack page-image reproduction scale
+.PHONY: ship-small-network site-figures small-network third-party
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
@@ -29,6 +30,14 @@ check: $(VENV)/.developed lint
 # What `make check` leaves out: every detector exported, the paper's networks on real images, examples, kills.
 check-slow: $(VENV)/.developed
 	$(PYTEST) -m slow
+
+# Which lines and branches the tests run, as a table and in htmlcov/index.html. Processes that tests start are not counted.
+coverage: $(VENV)/.developed
+	$(PYTEST) --cov --cov-report=term --cov-report=html
+
+# Change the mathematics in 800 small ways, one at a time, and see whether its tests notice, for an hour: docs/mutation.md.
+mutants: $(VENV)/.developed
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
 # Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
 check-ray: $(VENV)/.with-ray
@@ -174,4 +183,4 @@ $(VENV)/.with-docs: $(VENV)/.developed
 	touch $@
 
 clean:
-	rm -rf $(VENV) docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .coverage htmlcov docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, norm
 
-from oodles.calibration import Threshold, benjamini_hochberg, calibrate, conformal, p_values
+from oodles.calibration import (
+    Conformal,
+    Threshold,
+    are_kept_scores,
+    benjamini_hochberg,
+    calibrate,
+    conformal,
+    kept_scores,
+    p_values,
+)
 from oodles.detectors import Detector, parse
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
 from oodles.features import Features
@@ -112,6 +122,11 @@ def test_a_rate_that_every_score_keeps_is_the_largest_score(rate):
     assert calibrate(torch.arange(12.0), rate).value == 11.0
 
 
+def test_every_rank_is_found_among_many_scores() -> None:
+    scores = np.random.default_rng(0).permutation(np.arange(1.0, 1001))
+    assert [calibrate(scores, 1 - rank / 1001).value for rank in range(1, 1001)] == list(range(1, 1001))
+
+
 def test_ties_are_all_accepted() -> None:
     scores = np.array([1.0] * 50 + [2.0] * 49)
     threshold = calibrate(scores, 0.9)
@@ -170,6 +185,72 @@ def test_a_threshold_that_is_not_finite_is_refused(value: float) -> None:
         Threshold(value=value, id_rate=0.95, calibration_size=20)
 
 
+def test_without_a_rate_the_threshold_accepts_95_percent() -> None:
+    assert calibrate(np.arange(1.0, 100.0)) == Threshold(value=5.0, id_rate=0.95, calibration_size=99)
+
+
+def test_a_threshold_is_a_record_that_does_not_change_and_prints_without_its_scores() -> None:
+    threshold = calibrate(np.arange(1.0, 100.0))
+    assert threshold.as_record() == {"value": 5.0, "id_rate": 0.95, "calibration_size": 99}
+    assert repr(threshold) == "Threshold(value=5.0, id_rate=0.95, calibration_size=99)"
+    with pytest.raises(FrozenInstanceError):
+        threshold.value = 0.0  # type: ignore[misc]
+
+
+# Scores that a threshold keeps --------------------------------------------------------------------
+
+
+def test_a_threshold_has_the_p_values_of_its_calibration_scores() -> None:
+    assert calibrate([3.0, 1.0, 2.0], 0.5).p_values(torch.tensor([0.0, 2.5])).tolist() == [0.25, 0.75]
+    unknown = Threshold(value=0.0, id_rate=0.5, calibration_size=3).p_values(torch.zeros(2, 3))
+    assert unknown.shape == (2, 3)
+    assert np.isnan(unknown).all()
+
+
+@pytest.mark.parametrize("rows", [1, 9_999, 10_000])
+def test_all_scores_are_kept_in_order(rows: int) -> None:
+    kept = kept_scores(np.random.default_rng(0).permutation(np.arange(float(rows))))
+    assert kept.dtype == np.float32
+    assert kept.tolist() == list(range(rows))
+    assert are_kept_scores(kept)
+
+
+@pytest.mark.parametrize("rows", [10_001, 30_000])
+def test_of_very_many_scores_a_random_choice_is_kept(rows: int) -> None:
+    kept = kept_scores(np.arange(float(rows)))
+    assert len(kept) == 10_000
+    assert (np.diff(kept) > 0).all(), "in order, and each at most once"
+    assert set(kept.tolist()) <= set(range(rows))
+    assert kept.mean() == pytest.approx(rows / 2, rel=0.02)
+    assert are_kept_scores(kept)
+
+
+def test_scores_are_kept_in_float32_only_if_that_changes_none() -> None:
+    assert kept_scores(np.array([0.5, 0.25])).dtype == np.float32
+    kept = kept_scores(np.array([0.5, 0.1]))
+    assert (kept.dtype, kept.tolist()) == (np.float64, [0.1, 0.5])
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.zeros((1, 1)),
+        np.zeros(0),
+        np.zeros(10_001),
+        np.zeros(3, np.int64),
+        np.zeros(3, np.float16),
+        np.array([0.0, np.inf]),
+        np.array([0.0, np.nan, 1.0]),
+        np.array([1.0, 0.0]),
+        np.array([1.0, 3.0, 2.0]),
+        np.array([1.0, 2.0, 0.0, 3.0]),
+    ],
+)
+def test_other_arrays_are_not_kept_scores(scores: Any) -> None:
+    assert not are_kept_scores(scores)
+    assert are_kept_scores(np.array([1.0, 1.0, 2.0])), "equal ones may follow each other"
+
+
 # P-values -----------------------------------------------------------------------------------------
 
 
@@ -220,6 +301,12 @@ def test_benjamini_hochberg_agrees_with_scipy(values: list[float], level: float)
     assert (got == (adjusted <= level))[clear].all()
 
 
+def test_a_p_value_at_its_limit_is_rejected() -> None:
+    assert benjamini_hochberg([0.05]).tolist() == [True]
+    assert benjamini_hochberg([0.0501]).tolist() == [False]
+    assert benjamini_hochberg([0.0, 1.0, 0.09], 0.15).tolist() == [True, False, True]
+
+
 def test_conformal_on_a_detector() -> None:
     features = example_features(300)
     with pytest.warns(FitWarning, match="1 of 24 directions do not vary"):
@@ -239,6 +326,10 @@ def test_conformal_on_a_detector() -> None:
         want = benjamini_hochberg(found.p_values(mixed), fdr)
         assert found.is_ood(mixed, fdr=fdr).tolist() == want.tolist()
     assert found.is_ood(mixed, fdr=0.6).sum() > found.is_ood(mixed, fdr=0.05).sum()
+    assert found.is_ood(mixed).sum() == found.is_ood(mixed, fdr=0.05).sum() > found.is_ood(mixed, fdr=0.025).sum()
+    assert found != Conformal(detector, found.scores.clone()), "each is equal to itself alone, as tensors are"
+    with pytest.raises(FrozenInstanceError):
+        found.scores = found.scores  # type: ignore[misc]
 
 
 class FirstLogit(Detector):

@@ -304,13 +304,43 @@ def test_intervals_of_few_rows() -> None:
     assert got == pytest.approx(want, abs=0.1)
 
 
+def of_resamples(ids: Array, oods: Array, parts: list[int], seed: int) -> dict[str, list[float]]:
+    """The intervals from the metrics of each resample, drawn in parts of so many."""
+    generator, drawn = np.random.default_rng(seed), []
+    ids, oods = np.sort(ids), np.sort(oods)
+    for count in parts:
+        from_id, from_ood = (generator.integers(0, len(rows), size=(count, len(rows))) for rows in (ids, oods))
+        for chosen_id, chosen_ood in zip(from_id, from_ood, strict=True):
+            drawn.append(metrics.evaluate(ids[chosen_id], oods[chosen_ood]))
+    ends = {name: np.quantile([getattr(row, name) for row in drawn], [0.025, 0.975]) for name in ("fpr95", "auroc")}
+    return {name: list(pair) for name, pair in ends.items()}
+
+
+@pytest.mark.parametrize("decimals", [1, 12])
+@pytest.mark.parametrize("sizes", [(7, 30), (40, 9), (1, 1)])
+def test_intervals_are_those_of_the_metrics_of_resamples(sizes: tuple[int, int], decimals: int) -> None:
+    ids, oods = two_sets(*sizes, seed=3, decimals=decimals)
+    got = metrics.evaluate(ids, oods, bootstrap=60, seed=8).intervals
+    for name, ends in of_resamples(ids, oods, [60], seed=8).items():
+        assert got[name] == pytest.approx(ends, abs=EXACT)
+    assert (
+        metrics.evaluate(ids, oods, bootstrap=60).intervals
+        == metrics.evaluate(ids, oods, bootstrap=60, seed=0).intervals
+    )
+
+
 def test_intervals_of_many_rows_are_computed_in_parts() -> None:
-    """More draws than are held in memory at once; the interval shrinks with the square root of the rows."""
-    few = metrics.evaluate(*two_sets(200, 200), bootstrap=300).intervals["auroc"]
-    row = metrics.evaluate(*two_sets(20_000, 20_000), bootstrap=300)
-    low, high = row.intervals["auroc"]
-    assert low < row.auroc < high
-    assert 0.05 < (high - low) / (few[1] - few[0]) < 0.2
+    """At most four million draws are held in memory at once: here those of 104 resamples."""
+    ids, oods = two_sets(20_000, 20_000)
+    got = metrics.evaluate(ids, oods, bootstrap=107).intervals
+    for name, ends in of_resamples(ids, oods, [104, 3], seed=0).items():
+        assert got[name] == pytest.approx(ends, abs=EXACT)
+
+
+def test_a_number_of_resamples_is_not_negative() -> None:
+    with pytest.raises(ArgumentError, match="bootstrap=-1 must not be negative"):
+        metrics.evaluate([1.0], [0.0], bootstrap=-1)
+    assert set(metrics.evaluate([1.0], [0.0], bootstrap=1).intervals) == {"fpr95", "auroc"}
 
 
 def test_intervals_of_separated_or_equal_scores_are_points() -> None:

@@ -11,7 +11,7 @@ from pages import fill
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "THIRD_PARTY.md"
-EXTRAS = ("", "torch", "layers", "torchvision", "parquet", "onnx", "ray", "serve", "text")
+EXTRAS = ("", "torch", "layers", "torchvision", "dataframe", "parquet", "onnx", "ray", "serve", "text")
 """What users install, ``""`` being the package alone; not the extras that only a repository needs."""
 
 
@@ -19,7 +19,10 @@ def ours() -> list[str]:
     """Our own requirements, from the project's file: what is installed may be older than that."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"].items()
-    return project["dependencies"] + [f"{line} ; extra == {name!r}" for name, lines in optional for line in lines]
+    marked = [(line.partition(";"), name) for name, lines in optional for line in lines]
+    return project["dependencies"] + [
+        f"{need} ; extra == {name!r}" + (f" and ({marker})" if marker else "") for (need, _, marker), name in marked
+    ]
 
 
 OURS = ours()

@@ -1,7 +1,6 @@
 """The logarithm of the normal distribution function, also for graphs that know only elementary operations."""
 
 import math
-from functools import cache
 
 import numpy as np
 import torch
@@ -32,15 +31,17 @@ def elementary_log_ndtr(deviations: Tensor) -> Tensor:
     x = deviations.abs() / math.sqrt(2)
     t = 1 / (1 + x / 2)
     exponent = torch.zeros_like(t)
-    for coefficient in reversed(_coefficients()):
+    for coefficient in reversed(COEFFICIENTS):
         exponent = exponent * t + coefficient
     lower = t.log() + exponent - x.square() - math.log(2)
     return torch.where(deviations < 0, lower, torch.log1p(-lower.exp()))
 
 
-@cache
 def _coefficients() -> tuple[float, ...]:
     """P, fitted to the logarithm of the scaled complementary error function at Chebyshev's nodes."""
     t = (np.cos(np.pi * (np.arange(400) + 0.5) / 400) + 1) / 2
     fitted = Chebyshev.fit(t, np.log(erfcx(2 / t - 2)) - np.log(t), DEGREE, domain=[0, 1])
     return tuple(fitted.convert(kind=Polynomial, domain=[-1, 1]).coef.tolist())
+
+
+COEFFICIENTS = _coefficients()  # now, because whatever traces a graph may not be able to trace the fit

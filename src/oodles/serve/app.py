@@ -82,7 +82,7 @@ def make_app(service: Service) -> ASGIApp:
     return Envelope(app, service.telemetry)
 
 
-def _authorised(request: Request) -> None:
+async def _authorised(request: Request) -> None:  # asynchronous, or each call would be sent to a thread
     """Refuse a request without the service's token; probes, metrics and pages without data need none."""
     service_of(request).check_token(request.headers.get("authorization"))
 
