@@ -174,19 +174,32 @@ def test_the_wheel_runs_the_demo_and_scores_a_picture_in_an_empty_environment(bu
 @pytest.mark.install
 @pytest.mark.parametrize("python", OTHERS or [pytest.param("", marks=pytest.mark.skip("no other Python found"))])
 def test_other_pythons_score_with_an_exported_guard(built, python, tmp_path):
-    exported = tmp_path / "guard.zip"
-    ours = Path(sys.executable).with_name("oodles")
-    run(ours, "export", "--out", exported, folder=tmp_path)
+    check_exported_guard(environment_with(f"{built[1]}[serve]", tmp_path / "venv", python), tmp_path)
+
+
+@pytest.mark.install
+def test_the_oldest_versions_that_are_allowed_score_with_an_exported_guard(built, tmp_path):
+    oldest = tmp_path / "oldest.txt"
+    allowed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["serve"]]
+    oldest.write_text("\n".join(requirement.replace(">=", "==") for requirement in allowed))
+    python = environment_with(f"{built[1]}[serve]", tmp_path / "venv", constraints=oldest)
+    assert "typer 0.16.0" in re.sub(" +", " ", run(python, "-m", "pip", "list", "--disable-pip-version-check"))
+    check_exported_guard(python, tmp_path)
+
+
+def check_exported_guard(python: Path, folder: Path) -> None:
+    """The command of another environment gives the answers of ours, without PyTorch."""
+    ours, theirs = Path(sys.executable).with_name("oodles"), python.with_name("oodles")
+    run(ours, "export", "--out", "guard.zip", folder=folder)
     for number in range(3):
-        write_image(tmp_path / "photos" / f"{number}.png", size=(40, 30), seed=number)
-    theirs = environment_with(f"{built[1]}[serve]", tmp_path / "venv", python).with_name("oodles")
-    assert "Start with oodles demo" in run(theirs, "--help", folder=tmp_path)
-    assert "oodles serve" in run(theirs, "serve", "--help", folder=tmp_path)
-    expected, found = (score(command, exported, "photos", folder=tmp_path) for command in (ours, theirs))
+        write_image(folder / "photos" / f"{number}.png", size=(40, 30), seed=number)
+    assert "Start with oodles demo" in run(theirs, "--help", folder=folder)
+    assert "oodles serve" in run(theirs, "serve", "--help", folder=folder)
+    expected, found = (score(command, "guard.zip", "photos", folder=folder) for command in (ours, theirs))
+    assert len(found) == 3
     assert [row["is_id"] for row in found] == [row["is_id"] for row in expected]
     scores = [[float(row["score"]) for row in rows] for rows in (found, expected)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-    assert len(found) == 3
 
 
 def score(command: Path, *paths: object, folder: Path) -> list[dict[str, str]]:

@@ -1,15 +1,17 @@
 """Change the mathematics in small ways and see whether its tests notice: ``make mutants`` writes docs/mutation.md.
 
 Each mutant is one change of one expression. It is tested in a process forked from one that has imported PyTorch, so that
-only the package itself is imported anew. Mutants that survive are to be explained in ``tools/equivalent_mutants.toml``.
+only the package itself is imported anew. Results are kept in docs/mutation.json, and modules that have not changed, and whose
+tests have not, are not tested again. Mutants that survive are to be explained in ``tools/equivalent_mutants.toml``.
 """
 
-import argparse
 import ast
 import copy
 import gc
+import hashlib
 import importlib.abc
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -21,12 +23,14 @@ from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pages import write_page
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "oodles"
 EXPLAINED = ROOT / "tools" / "equivalent_mutants.toml"
+RESULTS = ROOT / "docs" / "mutation.json"
 # every module is tested by its own file, and by the examples in its docstrings
 TESTS = {
     **{f"functional/{name}.py": f"tests/functional/test_{name}.py" for name in ("maps", "normal", "quantiles")},
@@ -209,7 +213,7 @@ def _test(module: str, mutant: Mutant | None) -> int:
     os.dup2(silence, 2)
     if mutant is not None:
         sys.meta_path.insert(0, Mutated(mutant))
-    options = ("-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
+    options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
     return int(pytest.main([*options, str(ROOT / TESTS[module]), str(SOURCE / module)]))
 
 
@@ -235,10 +239,31 @@ def survivors(module: str, found: list[Mutant]) -> list[Mutant]:
     return alive
 
 
+def digest(module: str) -> str:
+    """Changes with the module and its tests."""
+    return hashlib.sha256((SOURCE / module).read_bytes() + (ROOT / TESTS[module]).read_bytes()).hexdigest()[:16]
+
+
+def update(results: dict[str, Any]) -> None:
+    """Test the mutants of every module that has changed, or whose tests have; saved after each module."""
+    changed = [module for module in TESTS if results.get(module, {}).get("digest") != digest(module)]
+    if changed:
+        import_others(changed)
+    for module in changed:
+        found = list(mutants(module, (SOURCE / module).read_text()))
+        alive = [mutant.key[1:] for mutant in survivors(module, found)]
+        results[module] = {"digest": digest(module), "mutants": len(found), "alive": alive}
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
 def import_others(modules: list[str]) -> None:
     """Import what the tests import of other packages, so that forked processes need not; ours is forgotten again."""
     import pytest
 
+    from hypothesis import Phase, settings
+
+    settings.register_profile("mutants", derandomize=True, phases=[Phase.explicit, Phase.generate])  # no shrinking
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of packages that these tests do not use
     pytest.main(
         ["--collect-only", "-qqq", "-p", "no:cacheprovider", *(str(ROOT / TESTS[module]) for module in modules)]
@@ -251,30 +276,26 @@ def import_others(modules: list[str]) -> None:
 
 
 def main() -> None:
-    """Test all mutants, write the page, and fail if one survives that is not explained."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "modules", nargs="*", default=list(TESTS), help="such as metrics.py; the page needs all of them"
-    )
-    modules = parser.parse_args().modules
-    import_others(modules)
-    reasons, rows, notes, open_ones = explained(), [], [], []
-    for module in modules:
-        found = list(mutants(module, (SOURCE / module).read_text()))
-        alive = survivors(module, found)
-        known = [mutant for mutant in alive if mutant.key in reasons]
-        open_ones += [mutant for mutant in alive if mutant.key not in reasons]
-        stale = [key for key in reasons if key[0] == module and key not in {mutant.key for mutant in alive}]
-        if stale:
-            sys.exit(f"explained but not alive, remove from {EXPLAINED.name}: {stale}")
-        rows.append(
-            f"| `{module}` | {len(found)} | {len(found) - len(alive)} | {len(known)} | {len(alive) - len(known)} |"
-        )
-        notes += [f"| `{module}` | `{m.function}` | `{m.change}` | {reasons[m.key]} |" for m in known]
-    if modules == list(TESTS):
-        write_page("mutation", rows="\n".join(rows), explained="\n".join(notes))
-    if open_ones:
-        sys.exit(f"{len(open_ones)} mutants survive and are not explained")
+    """Test mutants, write the page, and fail if one survives that is not explained."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    update(results)
+    reasons, rows, notes, unexplained = explained(), [], [], 0
+    for module in TESTS:
+        alive = [(module, *key) for key in results[module]["alive"]]
+        known = [key for key in alive if key in reasons]
+        unexplained += len(alive) - len(known)
+        total = results[module]["mutants"]
+        rows.append(f"| `{module}` | {total} | {total - len(alive)} | {len(known)} | {len(alive) - len(known)} |")
+        notes += [f"| `{module}` | `{key[1]}` | `{_cell(key[2])}` | {reasons.pop(key)} |" for key in known]
+    write_page("mutation", rows="\n".join(rows), explained="\n".join(notes))
+    if reasons:
+        sys.exit(f"explained in {EXPLAINED.name}, but noticed by a test or gone: {list(reasons)}")
+    if unexplained:
+        sys.exit(f"{unexplained} mutants survive and are not explained: see {RESULTS}")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,68 @@ def test_joint_energy_counts_every_class_that_is_likely() -> None:
     np.testing.assert_allclose(fast.joint_energy(logits), [9, 18, 1e4 + np.log(2)], rtol=1e-4)
 
 
+def slow_gen(row: list[float], gamma: float, top: int) -> float:
+    """Term by term; what a probability lacks to 1 is the sum of the others."""
+    powers = [math.exp(value - max(row)) for value in row]
+    total = math.fsum(powers)
+    order = sorted(range(len(row)), key=lambda place: -row[place])
+    others = [math.fsum(powers[:place] + powers[place + 1 :]) for place in order[:top]]
+    return -math.fsum(
+        (powers[place] / total * other / total) ** gamma for place, other in zip(order, others, strict=False)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=rows, gamma=st.sampled_from([0.1, 0.5, 1.0]), top=st.integers(1, 8))
+def test_gen_agrees_with_the_reference(logits: list[list[float]], gamma: float, top: int) -> None:
+    got = fast.gen(torch.tensor(logits, dtype=torch.float64), gamma, top)
+    np.testing.assert_allclose(got, [slow_gen(row, gamma, top) for row in logits], rtol=1e-8, atol=1e-12)
+
+
+def test_gen_takes_the_hundred_largest_probabilities_to_the_tenth_power() -> None:
+    logits = torch.randn(4, 150, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    np.testing.assert_allclose(fast.gen(logits), [slow_gen(row, 0.1, 100) for row in logits.tolist()], rtol=1e-10)
+    saturated = torch.tensor([[60.0, 0.0, -5.0], [0.0, 45.0, 1.0]])
+    for top in (1, 2, 3):
+        want = [slow_gen(row, 0.1, top) for row in saturated.tolist()]
+        np.testing.assert_allclose(fast.gen(saturated, top=top), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("score", "reference"), WITH_TEMPERATURE)
+def test_the_temperature_is_one_if_none_is_given(score: Callable[..., Any], reference: Callable[..., Any]) -> None:
+    row = [3.0, -1.0, 0.5]
+    assert score(torch.tensor([row], dtype=torch.float64)).item() == pytest.approx(reference(row, 1.0), rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(logits=rows)
+def test_label_probabilities(logits: list[list[float]]) -> None:
+    given_logits = torch.tensor(logits, dtype=torch.float64)
+    np.testing.assert_allclose(fast.label_probability(given_logits), given_logits.softmax(1).amax(1), rtol=1e-10)
+    got = fast.label_probability(given_logits, multilabel=True)
+    np.testing.assert_allclose(got, [1 / (1 + math.exp(-max(row))) for row in logits], rtol=1e-10)
+
+
+EVERY_SCORE = [fast.energy, fast.msp, fast.max_logit, fast.entropy, fast.gen, fast.doctor, fast.joint_energy]
+
+
+@pytest.mark.parametrize("score", [*EVERY_SCORE, fast.label_probability, lambda logits: fast.gen(logits, top=2)])
+def test_classes_are_in_the_last_dimension(score: Callable[..., Any]) -> None:
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    torch.testing.assert_close(score(logits), torch.stack([score(part) for part in logits]))
+    torch.testing.assert_close(score(logits[0, 0]), score(logits[0])[0])
+    assert torch.equal(logits, before), "what is given stays as it is"
+
+
+@pytest.mark.parametrize("temperature", [2.0, 1.0])
+@pytest.mark.parametrize("score", [fast.energy, fast.msp, fast.entropy, fast.doctor])
+def test_the_temperature_divides_every_logit(score: Callable[..., Any], temperature: float) -> None:
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1))
+    factor = temperature if score is fast.energy else 1.0
+    torch.testing.assert_close(score(logits, temperature), factor * score(logits / temperature))
+
+
 def test_energy_does_not_overflow() -> None:
     huge = torch.tensor([[1e4, -1e4], [-1e4, -1e4]])
     np.testing.assert_allclose(fast.energy(huge), [1e4, -1e4 + np.log(2)], rtol=1e-6)

@@ -34,11 +34,13 @@ def wheel_of_sdist(sdist: Path, folder: Path) -> Path:
     return next(folder.glob("oodles-*.whl"))
 
 
-def environment_with(requirement: str, folder: Path, python: object = sys.executable) -> Path:
+def environment_with(
+    requirement: str, folder: Path, python: object = sys.executable, constraints: Path = ROOT / "constraints.txt"
+) -> Path:
     """A new environment with what is asked for, at the pinned versions; returns its interpreter."""
     run(python, "-m", "venv", folder)
     interpreter = folder / "bin" / "python"
-    install = (interpreter, *PIP, "install", "--no-compile", "--constraint", ROOT / "constraints.txt")
+    install = (interpreter, *PIP, "install", "--no-compile", "--constraint", constraints)
     found = subprocess.run([*map(str, install), "--retries", "1", "msgspec"], capture_output=True, text=True)
     if found.returncode:
         pytest.skip(f"pip cannot install anything here: {found.stderr.strip().splitlines()[-1]}")
