@@ -259,7 +259,6 @@ def update(results: dict[str, Any]) -> None:
 def import_others(modules: list[str]) -> None:
     """Import what the tests import of other packages, so that forked processes need not; ours is forgotten again."""
     import pytest
-
     from hypothesis import Phase, settings
 
     settings.register_profile("mutants", derandomize=True, phases=[Phase.explicit, Phase.generate])  # no shrinking
