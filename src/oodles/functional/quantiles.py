@@ -16,7 +16,7 @@ _BINS = 1 << (32 - _SHIFT)
 def quantile(values: Tensor, q: float) -> float:
     """The ``q``-quantile of all entries, linearly interpolated, in float64, like ``numpy.quantile``.
 
-    ``torch.quantile`` is limited to 16 million elements; this is not.
+    ``torch.quantile`` of PyTorch 2.13 is limited to 16 million elements; this is not.
 
     >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
     2.5
