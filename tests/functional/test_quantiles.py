@@ -101,6 +101,24 @@ def test_the_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert beyond.quantile(0.123) != np.quantile(values.double().numpy(), 0.123)
 
 
+def test_streams_that_are_merged_up_to_the_limit_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantiles, "EXACT_VALUES", 1000)
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1
+    one, two = Quantiles(), Quantiles()
+    one.add(values[:400])
+    two.add(values[400:])
+    one.merge(two)
+    assert one.quantile(0.123) == np.quantile(values.double().numpy(), 0.123)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 1.0])
+def test_values_of_one_bin_are_taken_as_evenly_spread(monkeypatch: pytest.MonkeyPatch, q: float) -> None:
+    monkeypatch.setattr(quantiles, "EXACT_VALUES", 4)
+    low, high = 1.0, float(np.nextafter(np.float32(1 + STATED), np.float32(0)))
+    got = streamed([[1.0] * 10]).quantile(q)
+    assert (got - low) / (high - low) == pytest.approx((9 * q + 0.5) / 10, abs=1e-9)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_dense_values_are_within_the_stated_error_of_numpy(monkeypatch: pytest.MonkeyPatch, sign: int) -> None:
     monkeypatch.setattr(quantiles, "EXACT_VALUES", 100)

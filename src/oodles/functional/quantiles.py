@@ -104,7 +104,7 @@ class Quantiles:
 def _count(values: Tensor, counts: Tensor) -> None:
     """Add values to the counts of their bins."""
     if values.dtype == torch.float16:  # there are so few different ones that each is counted
-        found = torch.bincount(values.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF), minlength=1 << 16)
+        found = torch.bincount(values.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF))
         different = found.nonzero().flatten()
         counts.index_add_(0, _bins(different.to(torch.int16).view(torch.float16).float()), found[different])
     elif values.numel():
