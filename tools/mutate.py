@@ -1,7 +1,7 @@
 """Change the mathematics in small ways and see whether its tests notice: ``make mutants`` writes docs/mutation.md.
 
-Each mutant is one change of one expression. It is tested in a process forked from one that has imported PyTorch, so that
-only the package itself is imported anew. Results are kept in docs/mutation.json, and modules that have not changed, and whose
+Each mutant is one change of one expression. It is tested in a process forked from one that has collected the tests, so that
+nothing is imported anew. Results are kept in docs/mutation.json, and modules that have not changed, and whose
 tests have not, are not tested again. Mutants that survive are to be explained in ``tools/equivalent_mutants.toml``.
 """
 
@@ -9,8 +9,7 @@ import ast
 import copy
 import gc
 import hashlib
-import importlib.abc
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -20,11 +19,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FunctionType
+from typing import Any, NoReturn
 
+import pytest
+from hypothesis import Phase, settings
 from pages import write_page
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,6 @@ TESTS = {
     "metrics.py": "tests/test_metrics.py",
     "calibration.py": "tests/test_calibration.py",
 }
-USAGE_ERROR, NO_TESTS = 4, 5  # exit codes of pytest
 OTHER_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -168,53 +167,109 @@ def _text(node: ast.AST) -> str:
     return " ".join(ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split())
 
 
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a mutated module to whoever imports it."""
+def apply(mutant: Mutant) -> None:
+    """Change the imported module in place: whoever has one of its functions or classes has the mutated one."""
+    module = importlib.import_module("oodles." + mutant.module.removesuffix(".py").replace("/", "."))
+    before = dict(vars(module))
+    exec(compile(mutant.tree, str(module.__file__), "exec"), vars(module))  # noqa: S102
+    for name, old in before.items():
+        new = vars(module).get(name)
+        if getattr(old, "__module__", None) != module.__name__ or new is old:
+            continue
+        if isinstance(old, FunctionType) and isinstance(new, FunctionType):
+            old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
+        elif isinstance(old, type) and isinstance(new, type):
+            _become(old, new)
+        else:
+            continue
+        setattr(module, name, old)
 
-    def __init__(self, mutant: Mutant) -> None:
-        self.name = "oodles." + mutant.module.removesuffix(".py").replace("/", ".")
-        self.path = SOURCE / mutant.module
-        self.tree = mutant.tree
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Only for the one module."""
-        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the mutated code."""
-        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)  # noqa: S102
+def _become(old: type, new: type) -> None:
+    """Give a class the attributes of another."""
+    own = ("__dict__", "__weakref__", "__module__", "__doc__")
+    for name in vars(old).keys() - vars(new).keys() - set(own):
+        delattr(old, name)
+    for name in vars(new).keys() - set(own):
+        setattr(old, name, vars(new)[name])
 
 
-def passes(module: str, mutant: Mutant | None, limit: float) -> bool | None:
-    """Whether the tests of a module pass with a mutant; None if they did not end in time."""
+class Mutation:
+    """A plugin of pytest that runs the collected tests of each module once per mutant, in a forked process."""
+
+    def __init__(self, results: dict[str, Any]) -> None:
+        self.results = results
+        self.error = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """In place of pytest's own loop; saves the results after each module."""
+        gc.collect()
+        gc.freeze()  # a forked process would copy what it collects
+        try:
+            for module in changed(self.results):
+                paths = (ROOT / TESTS[module], SOURCE / module)
+                items = [item for item in session.items if item.path in paths]
+                found = list(mutants(module, (SOURCE / module).read_text()))
+                alive = [mutant.key[1:] for mutant in survivors(module, found, items)]
+                self.results[module] = {"digest": digest(module), "mutants": len(found), "alive": alive}
+                RESULTS.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
+        except BrokenTestsError as error:
+            self.error = str(error)
+        return True
+
+
+class BrokenTestsError(Exception):
+    """The tests fail without any mutant."""
+
+
+def survivors(module: str, found: list[Mutant], items: list[pytest.Item]) -> list[Mutant]:
+    """The mutants of a module that its tests do not notice."""
+    start = time.monotonic()
+    if not items or not passes(items, None, 600):
+        raise BrokenTestsError(f"the tests of {module} fail without any mutant")
+    limit = 20 + 10 * (time.monotonic() - start)
+    alive = []
+    for number, mutant in enumerate(found, 1):
+        if passes(items, mutant, limit):
+            alive.append(mutant)
+            print(f"\r{module}:{mutant.line} {mutant.function}: {mutant.change} ({mutant.nth})", flush=True)
+        print(f"\r{module} {number}/{len(found)}", end="", flush=True)
+    print()
+    return alive
+
+
+def passes(items: list[pytest.Item], mutant: Mutant | None, limit: float) -> bool:
+    """Whether all tests pass with a mutant, in time."""
     child = os.fork()
     if not child:
-        os._exit(_test(module, mutant))
+        _test(items, mutant)
     end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            code = os.waitstatus_to_exitcode(status)
-            if code in (USAGE_ERROR, NO_TESTS):
-                sys.exit(f"pytest could not run the tests of {module}")
-            return code == 0
-        time.sleep(0.05)
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return None
+    return False
 
 
-def _test(module: str, mutant: Mutant | None) -> int:
-    """Run the tests in this process, silently; returns pytest's exit code."""
-    import pytest
-
+def _test(items: list[pytest.Item], mutant: Mutant | None) -> NoReturn:
+    """Run the tests in this process, silently, until one fails; then end the process."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    if mutant is not None:
-        sys.meta_path.insert(0, Mutated(mutant))
-    options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
-    return int(pytest.main([*options, str(ROOT / TESTS[module]), str(SOURCE / module)]))
+    try:
+        if mutant is not None:
+            apply(mutant)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if item.session.testsfailed:
+                os._exit(1)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
 
 
 def explained() -> dict[tuple[str, str, str, int], str]:
@@ -223,55 +278,29 @@ def explained() -> dict[tuple[str, str, str, int], str]:
     return {(e["module"], e["function"], e["change"], e.get("nth", 1)): e["why"] for e in entries}
 
 
-def survivors(module: str, found: list[Mutant]) -> list[Mutant]:
-    """The mutants of a module that its tests do not notice."""
-    start = time.monotonic()
-    if not passes(module, None, 600):
-        sys.exit(f"the tests of {module} fail without any mutant")
-    limit = 20 + 10 * (time.monotonic() - start)
-    alive = []
-    for number, mutant in enumerate(found, 1):
-        if passes(module, mutant, limit):
-            alive.append(mutant)
-            print(f"\r{module}:{mutant.line} {mutant.function}: {mutant.change} ({mutant.nth})", flush=True)
-        print(f"\r{module} {number}/{len(found)}", end="", flush=True)
-    print()
-    return alive
-
-
 def digest(module: str) -> str:
     """Changes with the module and its tests."""
     return hashlib.sha256((SOURCE / module).read_bytes() + (ROOT / TESTS[module]).read_bytes()).hexdigest()[:16]
 
 
+def changed(results: dict[str, Any]) -> list[str]:
+    """The modules that have changed since they were tested, or whose tests have."""
+    return [module for module in TESTS if results.get(module, {}).get("digest") != digest(module)]
+
+
 def update(results: dict[str, Any]) -> None:
-    """Test the mutants of every module that has changed, or whose tests have; saved after each module."""
-    changed = [module for module in TESTS if results.get(module, {}).get("digest") != digest(module)]
-    if changed:
-        import_others(changed)
-    for module in changed:
-        found = list(mutants(module, (SOURCE / module).read_text()))
-        alive = [mutant.key[1:] for mutant in survivors(module, found)]
-        results[module] = {"digest": digest(module), "mutants": len(found), "alive": alive}
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-
-
-def import_others(modules: list[str]) -> None:
-    """Import what the tests import of other packages, so that forked processes need not; ours is forgotten again."""
-    import pytest
-    from hypothesis import Phase, settings
-
+    """Test the mutants of every module that has changed, or whose tests have."""
     settings.register_profile("mutants", derandomize=True, phases=[Phase.explicit, Phase.generate])  # no shrinking
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of packages that these tests do not use
-    pytest.main(
-        ["--collect-only", "-qqq", "-p", "no:cacheprovider", *(str(ROOT / TESTS[module]) for module in modules)]
-    )
-    for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "/").is_relative_to(ROOT) and name != "__main__":
-            del sys.modules[name]
-    gc.collect()
-    gc.freeze()  # pytest collects garbage at its end, which takes long if it has to look at all of PyTorch
+    paths = [str(path) for module in changed(results) for path in (ROOT / TESTS[module], SOURCE / module)]
+    if paths:
+        mutation = Mutation(results)
+        code = pytest.main(
+            ["-q", "-s", "--tb=no", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *paths], [mutation]
+        )
+        if code or mutation.error:
+            sys.exit(mutation.error or "pytest could not collect the tests")
 
 
 def main() -> None:

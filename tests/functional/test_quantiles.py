@@ -62,10 +62,12 @@ def test_quantile_works_in_float64() -> None:
     assert float(low) < got < float(high)
 
 
-def test_quantile_accepts_more_values_than_torch() -> None:
+def test_quantile_of_float64_values_is_not_rounded_to_float32() -> None:
+    assert quantile(torch.tensor([0.1], dtype=torch.float64), 0.5) == 0.1
+
+
+def test_quantile_accepts_more_values_than_torch_did() -> None:
     values = torch.arange(16_777_216 + 2, dtype=torch.float32)
-    with pytest.raises(RuntimeError, match="too large"):
-        torch.quantile(values, 0.5)
     assert quantile(values, 0.5) == float(np.median(values.numpy().astype(np.float64)))
 
 
@@ -97,6 +99,24 @@ def test_the_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     beyond.add(values)
     assert at.quantile(0.123) == np.quantile(values[:1000].double().numpy(), 0.123)
     assert beyond.quantile(0.123) != np.quantile(values.double().numpy(), 0.123)
+
+
+def test_streams_that_are_merged_up_to_the_limit_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantiles, "EXACT_VALUES", 1000)
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1
+    one, two = Quantiles(), Quantiles()
+    one.add(values[:400])
+    two.add(values[400:])
+    one.merge(two)
+    assert one.quantile(0.123) == np.quantile(values.double().numpy(), 0.123)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 1.0])
+def test_values_of_one_bin_are_taken_as_evenly_spread(monkeypatch: pytest.MonkeyPatch, q: float) -> None:
+    monkeypatch.setattr(quantiles, "EXACT_VALUES", 4)
+    low, high = 1.0, float(np.nextafter(np.float32(1 + STATED), np.float32(0)))
+    got = streamed([[1.0] * 10]).quantile(q)
+    assert (got - low) / (high - low) == pytest.approx((9 * q + 0.5) / 10, abs=1e-9)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -16,7 +16,7 @@ _BINS = 1 << (32 - _SHIFT)
 def quantile(values: Tensor, q: float) -> float:
     """The ``q``-quantile of all entries, linearly interpolated, in float64, like ``numpy.quantile``.
 
-    ``torch.quantile`` is limited to 16 million elements; this is not.
+    ``torch.quantile`` of PyTorch 2.13 is limited to 16 million elements; this is not.
 
     >>> quantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
     2.5
@@ -104,7 +104,7 @@ class Quantiles:
 def _count(values: Tensor, counts: Tensor) -> None:
     """Add values to the counts of their bins."""
     if values.dtype == torch.float16:  # there are so few different ones that each is counted
-        found = torch.bincount(values.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF), minlength=1 << 16)
+        found = torch.bincount(values.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF))
         different = found.nonzero().flatten()
         counts.index_add_(0, _bins(different.to(torch.int16).view(torch.float16).float()), found[different])
     elif values.numel():
