@@ -174,7 +174,7 @@ def test_steps_equal_those_of_sgd_written_out(tmp_path, head_type, nesterov):
     recipe = Recipe(
         epochs=2, batch_size=8, learning_rate=0.1, drops=(0.5,), momentum=0.8, nesterov=nesterov, weight_decay=0.05
     )
-    model = with_head(network(Tiny), head_type)
+    model = seeded(lambda: with_head(network(Tiny), head_type))
     slow = copy.deepcopy(model).train()
     seen = recorded_batches(model)
     metrics = train(model, coloured(20, size=16), out=tmp_path, recipe=recipe, **QUIET)
