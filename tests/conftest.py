@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onn
 # the same examples every time, so that a check that passed passes again; HYPOTHESIS_PROFILE=default looks for new ones
 settings.register_profile("steady", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+# examples are looked for in every file, and this one needs what only `make check-browser` installs
+collect_ignore = [] if find_spec("selenium") else ["support/browser.py"]
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def test_without_a_guard_the_network_that_comes_with_oodles_is_used(oodles_run):
     assert out.startswith("test/red/003.png:\n  ")
 
 
+@pytest.mark.slow
 def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, oodles_run):
     images = ["test/red/003.png", "damaged", "green/000.png"]
     saved = ["explain", fitted / "guard", *images, *NETWORK, "--skip-bad"]

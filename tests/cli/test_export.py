@@ -69,6 +69,7 @@ def test_a_saved_guard_needs_no_features_for_another_rate(fitted, oodles_run, tm
     assert "of the 50 scores of the calibration set" in out
 
 
+@pytest.mark.slow
 def test_the_network_that_comes_with_the_package(oodles_run, tmp_path):
     code, _, err = oodles_run("export", "--out", tmp_path / "shipped.zip")
     assert code == 0, err

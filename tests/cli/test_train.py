@@ -112,6 +112,7 @@ def test_a_killed_run_is_resumed_as_if_it_had_never_stopped(workspace, oodles_ru
     assert f"{100 * metrics_of(complete)[-1]['test_accuracy']:.2f} % accuracy on test" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="SIGINT is ignored here")
 def test_an_interrupted_run_exits_130_and_can_be_resumed(workspace, oodles_run, tmp_path):
     with start(workspace, *RUN, "--out", tmp_path, DIE_AT="7", SIGNAL="SIGINT") as process:

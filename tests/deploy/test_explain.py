@@ -41,6 +41,7 @@ def same(ours, theirs):
             assert other.contributions.as_record().keys() == mine.contributions.as_record().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.filterwarnings("ignore::oodles.FitWarning")
 def test_the_exported_guard_explains_as_the_guard_does(spec, tmp_path):

@@ -204,6 +204,7 @@ def test_save_in_one_process_and_load_in_another(outside):
     assert json.loads((folder / "namesake" / "detector.json").read_text())["detector"]["class"] == "mypkg.mod:KNN"
 
 
+@pytest.mark.slow
 def test_on_the_command_line(outside):
     folder, run = outside
     features = example_features()

@@ -67,6 +67,7 @@ def test_extract_gives_the_same_features(workspace, store, size):
     assert len(read_manifest(workspace / f"by-{size}")["shards"]) == 3
 
 
+@pytest.mark.slow
 def test_torchrun_starts_it(workspace, store):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "oodles"]
     arguments = ["extract", "train", *NETWORK, "--out", "by-torchrun"]

@@ -144,7 +144,7 @@ def test_mistakes_are_named(guards, tmp_path, oodles_run):
             ((guard, guard), "images is given twice"),
             ((f"a b={guard}",), "needs a name"),
             ((guard, "--queue", 1), "never fit a queue"),
-            ((guard, "--tokenizer", "other=t.json"), "other is none of the guards images"),
+            ((guard, "--tokenizer", "other=t.json"), "other is not one of the guards images"),
             ((guard, "--token-file", "nowhere"), "nowhere cannot be read"),
             ((guard, "--max-mb", "nan"), "--max-mb nan"),
             ((guard, "--log-level", "loud"), "--log-level loud"),

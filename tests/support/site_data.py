@@ -50,7 +50,7 @@ def vision_names() -> dict[str, Any]:
         "model": vision_model(),
         "train_loader": train,
         "held_out_loader": held_out,
-        "strange_loader": [3 * torch.randn(50, 3, SIZE, SIZE) for _ in range(2)],
+        "sketch_loader": [3 * torch.randn(50, 3, SIZE, SIZE) for _ in range(2)],
         "batch": images(7)[0],
         "transform": TRANSFORM,
         "train_set": [(image, label) for batch in train for image, label in zip(*batch, strict=True)],
@@ -64,20 +64,19 @@ def feature_names() -> dict[str, Any]:
 
     sample = example_features(640)
     train, held_out = sample[:400], sample[400:]
-    strange = ood.Features(example_features(60, seed=5).embedding, head=sample.head)
+    sketches = ood.Features(example_features(60, seed=5).embedding, head=sample.head)
     detector = ood.parse("energy").fit(train)
     return {
         "ood": ood,
         "train": train,
         "held_out": held_out,
-        "new": strange,
-        "strange": strange,
-        "sketches": strange,
+        "new": sketches,
+        "sketches": sketches,
         "detector": detector,
         "threshold": ood.calibrate(detector.score(held_out)),
-        "rows": ood.benchmark([detector], train=train, test=held_out, ood={"strange": strange}),
+        "rows": ood.benchmark([detector], train=train, test=held_out, ood={"sketches": sketches}),
         "id_scores": detector.score(held_out),
-        "ood_scores": detector.score(strange),
+        "ood_scores": detector.score(sketches),
     }
 
 

@@ -282,6 +282,7 @@ def test_frozen_weights_are_unchanged(tmp_path):
 # Two processes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

@@ -144,7 +144,7 @@ def _named_paths(kind: str, given: Sequence[str], names: Sequence[str] = ()) -> 
                 "give NAME=PATH"
             )
         if name in found or (names and name not in names):
-            reason = "is given twice" if name in found else f"is none of the guards {', '.join(names)}"
+            reason = "is given twice" if name in found else f"is not one of the guards {', '.join(names)}"
             raise ArgumentError(f"{name} {reason}; give the {kind} as NAME=PATH")
         found[name] = Path(path)
     return found

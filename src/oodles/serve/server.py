@@ -76,6 +76,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on the client's address
         limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(service.settings.seconds) + 5,
