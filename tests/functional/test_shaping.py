@@ -123,3 +123,22 @@ def test_clipping_and_the_ends_of_a_range():
     assert got[0, :5].tolist() == [0.0, 0.0, 0.5, 1.0, 1.0], "what equals an end is inside"
     assert got[0, 5].isnan()
     assert clip(row, 1.0)[0, 5].isnan()
+
+
+@pytest.mark.parametrize("shape", [keep_top, binarise_top, scale_rows, prune_and_scale, top_ratio])
+def test_units_are_in_the_last_dimension(shape):
+    both = torch.stack([ROWS[:10], ROWS[10:]])
+    torch.testing.assert_close(shape(both, 65), torch.stack([shape(part, 65) for part in both]))
+
+
+def test_units_of_rows_with_a_number_each_are_in_the_last_dimension():
+    both, kept = torch.stack([ROWS[:10], ROWS[10:]]), torch.arange(1, 11)
+    want = torch.stack([prefix_ratio(part, kept) for part in both])
+    torch.testing.assert_close(prefix_ratio(both, torch.stack([kept, kept])), want)
+
+
+@pytest.mark.parametrize("shape", [scale_rows, prune_and_scale])
+def test_the_gradient_of_a_row_of_zeros_is_finite(shape):
+    embedding = torch.zeros(1, 4, requires_grad=True)
+    shape(embedding, 50).sum().backward()
+    assert embedding.grad.isfinite().all()

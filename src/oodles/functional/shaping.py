@@ -75,7 +75,7 @@ def prefix_ratio(embedding: Tensor, kept: Tensor) -> Tensor:
     """
     positive = embedding.relu()
     sums = positive.sort(dim=-1, descending=True).values.cumsum(dim=-1)
-    return _ratio(positive, sums.gather(-1, kept[:, None] - 1))
+    return _ratio(positive, sums.gather(-1, kept[..., None] - 1))
 
 
 def _top(embedding: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
