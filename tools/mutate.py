@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -224,49 +225,62 @@ class BrokenTestsError(Exception):
 
 
 def survivors(module: str, found: list[Mutant], items: list[pytest.Item]) -> list[Mutant]:
-    """The mutants of a module that its tests do not notice."""
-    start = time.monotonic()
-    if not items or not passes(items, None, 600):
-        raise BrokenTestsError(f"the tests of {module} fail without any mutant")
-    limit = 20 + 10 * (time.monotonic() - start)
-    alive = []
-    for number, mutant in enumerate(found, 1):
-        if passes(items, mutant, limit):
-            alive.append(mutant)
-            print(f"\r{module}:{mutant.line} {mutant.function}: {mutant.change} ({mutant.nth})", flush=True)
-        print(f"\r{module} {number}/{len(found)}", end="", flush=True)
-    print()
-    return alive
-
-
-def passes(items: list[pytest.Item], mutant: Mutant | None, limit: float) -> bool:
-    """Whether all tests pass with a mutant, in time."""
-    child = os.fork()
-    if not child:
-        _test(items, mutant)
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
+    """The mutants of a module that its tests do not notice, tried on every core at once."""
+    seconds = durations(module, items)
+    # the fastest first: most mutants are noticed at once
+    items = [item for _, _, item in sorted(zip(seconds, range(len(items)), items, strict=True))]
+    limit = 20 + 10 * sum(seconds)
+    waiting, running, alive = list(enumerate(found))[::-1], dict[int, tuple[int, float]](), []
+    while waiting or running:
+        while waiting and len(running) < len(os.sched_getaffinity(0)):
+            number, mutant = waiting.pop()
+            running[start(items, mutant)] = number, time.monotonic() + limit
+        for child, (number, end) in list(running.items()):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if not done and time.monotonic() < end:
+                continue
+            if not done:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            del running[child]
+            if done and os.waitstatus_to_exitcode(status) == 0:
+                alive.append(number)
+                mutant = found[number]
+                print(f"\r{module}:{mutant.line} {mutant.function}: {mutant.change} ({mutant.nth})", flush=True)
+            print(f"\r{module} {len(found) - len(waiting) - len(running)}/{len(found)}", end="", flush=True)
         time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+    print()
+    return [found[number] for number in sorted(alive)]
 
 
-def _test(items: list[pytest.Item], mutant: Mutant | None) -> NoReturn:
-    """Run the tests in this process, silently, until one fails; then end the process."""
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+def durations(module: str, items: list[pytest.Item]) -> list[float]:
+    """How many seconds each test takes, without any mutant."""
+    with tempfile.TemporaryFile() as shared:
+        child = start(items, None, shared.fileno())
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not items:
+            raise BrokenTestsError(f"the tests of {module} fail without any mutant")
+        shared.seek(0)
+        return [float(line) for line in shared]
+
+
+def start(items: list[pytest.Item], mutant: Mutant | None, timings: int = -1) -> int:
+    """Fork a process that runs the tests silently until one fails; with ``timings`` it writes their seconds there."""
+    child = os.fork()
+    if child:
+        return child
     try:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
         if mutant is not None:
             apply(mutant)
         for item, following in zip(items, [*items[1:], None], strict=True):
+            began = time.monotonic()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if item.session.testsfailed:
                 os._exit(1)
+            if timings >= 0:
+                os.write(timings, f"{time.monotonic() - began}\n".encode())
     except BaseException:
         os._exit(1)
     os._exit(0)

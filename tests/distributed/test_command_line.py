@@ -4,13 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 from support.command_line import MODEL, MODULE, NETWORK, bench_arguments, paint
-from support.processes import command, launch
+from support.processes import command, launch, torchrun
 from support.snapshots import same
 
 from oodles.features import Features
@@ -69,12 +68,9 @@ def test_extract_gives_the_same_features(workspace, store, size):
 
 @pytest.mark.slow
 def test_torchrun_starts_it(workspace, store):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "oodles"]
-    arguments = ["extract", "train", *NETWORK, "--out", "by-torchrun"]
+    asked = [*torchrun(2), "-m", "oodles", "extract", "train", *NETWORK, "--out", "by-torchrun"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*torchrun, *arguments], cwd=workspace, env=environment, capture_output=True, text=True, timeout=120
-    )
+    ended = subprocess.run(asked, cwd=workspace, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("rows=600") == 1
     same(Features.load(workspace / "by-torchrun"), Features.load(store))

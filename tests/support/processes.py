@@ -47,6 +47,12 @@ class Outcome(NamedTuple):
     seconds: float = 0.0
 
 
+def torchrun(size: int) -> list[str]:
+    """The command that starts that many processes; they meet on the loopback address, without asking for names."""
+    meeting = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(size)]
+    return [sys.executable, "-m", "torch.distributed.run", *meeting]
+
+
 def launch(size: int, work: Callable[..., Any], *arguments: Any, alone: bool = False) -> list[Outcome]:
     """Run ``work`` in that many processes; ``alone`` gives each an environment in which torchrun started only one."""
     context = multiprocessing.get_context("forkserver")

@@ -3,7 +3,6 @@
 import copy
 import math
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.networks import Compiled, ReturnsDict, one_thread, pictures, seeded  # noqa: F401
+from support.processes import torchrun
 from support.training_runs import (
     ENVIRONMENT,
     QUIET,
@@ -284,10 +284,9 @@ def test_frozen_weights_are_unchanged(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, WORKER, tmp_path / "two"], env=ENVIRONMENT, timeout=300, check=True, capture_output=True, text=True
-    )
+    command = [*torchrun(2), WORKER, tmp_path / "two"]
+    done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["3 epochs, 0 files", "3 epochs, 12 files"]
     model = network(Tiny)
     alone = train(model, coloured(), out=tmp_path / "one", recipe=UNEVEN, seed=5, **QUIET)

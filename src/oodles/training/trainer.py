@@ -98,6 +98,7 @@ def _processes() -> Iterator[_Processes]:
         distributed.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield _Processes(distributed.get_rank(), distributed.get_world_size(), device)
+        distributed.barrier()  # no process closes its connections while another still uses them
     finally:
         if initialise:
             distributed.destroy_process_group()
