@@ -35,7 +35,7 @@ check-slow: $(VENV)/.developed
 coverage: $(VENV)/.developed
 	$(PYTEST) --cov --cov-report=term --cov-report=html
 
-# Change the mathematics in 800 small ways, one at a time, and see whether its tests notice, for an hour: docs/mutation.md.
+# Change the mathematics in 800 small ways, one at a time, and see whether its tests notice, for ten minutes: docs/mutation.md.
 mutants: $(VENV)/.developed
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 

@@ -1,6 +1,7 @@
 """Metrics against a slow reference that tries every threshold, and against scikit-learn."""
 
 import itertools
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,16 @@ def test_a_product_that_is_rounded_up_requires_no_additional_row(tpr: float, n: 
     assert metrics.fpr_at_tpr(ids, oods, tpr) == want
 
 
+def test_the_allowance_for_rounding_grows_with_the_number_of_rows() -> None:
+    assert 0.07 * 10_000 > 700
+    ids, oods = np.arange(10_000.0), np.array([9_299.5, 9_300.0])  # the 700 largest ID scores are at least 9,300
+    assert metrics.fpr_at_tpr(ids, oods, 0.07) == 0.5
+
+
+def test_the_rate_is_95_percent_unless_another_is_given() -> None:
+    assert metrics.fpr_at_tpr(np.arange(20.0), [1.0, 0.5]) == 0.5
+
+
 def test_the_two_conventions_differ() -> None:
     ids, oods = [0.0] + [3.0] * 19, [1.0] * 10 + [2.0] * 10
     assert metrics.fpr_at_tpr(ids, oods, positive="id") == 0
@@ -234,6 +245,11 @@ def test_nan_and_infinity_are_counted(kind: Any) -> None:
         metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("inf")]))
 
 
+def test_infinity_alone_is_refused() -> None:
+    with pytest.raises(DataError, match=r"id_scores: 1 of 2 scores are NaN or .inf, the first at index 1"):
+        metrics.evaluate([1.0, np.inf], [0.0])
+
+
 def test_nan_is_found_among_infinities() -> None:
     with np.errstate(all="ignore"), pytest.raises(DataError, match="2 of 3 scores are NaN"):
         metrics.evaluate([np.inf, -np.inf, np.nan], [0.0])
@@ -257,6 +273,8 @@ def test_a_row_has_names_counts_and_metrics() -> None:
     zeros = dict.fromkeys(("fpr95", "fpr95_ood", "detection_error"), 0.0)
     names = {"detector": "dice", "id_set": "cifar10", "ood_set": "svhn", "run": "first"}
     assert row.as_dict() == names | {"n_id": 3, "n_ood": 1, "intervals": {}} | ones | zeros
+    with pytest.raises(FrozenInstanceError):
+        row.auroc = 0.5  # type: ignore[misc]
 
 
 # Intervals --------------------------------------------------------------------------------------

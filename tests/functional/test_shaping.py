@@ -128,7 +128,7 @@ def test_clipping_and_the_ends_of_a_range():
 @pytest.mark.parametrize("shape", [keep_top, binarise_top, scale_rows, prune_and_scale, top_ratio])
 def test_units_are_in_the_last_dimension(shape):
     both = torch.stack([ROWS[:10], ROWS[10:]])
-    torch.testing.assert_close(shape(both, 65), torch.stack([shape(part, 65) for part in both]))
+    torch.testing.assert_close(shape(both, 80), torch.stack([shape(part, 80) for part in both]))
 
 
 def test_units_of_rows_with_a_number_each_are_in_the_last_dimension():

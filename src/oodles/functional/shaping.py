@@ -86,7 +86,7 @@ def _top(embedding: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
 
 def _ratio(positive: Tensor, top: Tensor) -> Tensor:
     whole = positive.sum(dim=-1, keepdim=True)
-    return torch.where(top == 0, 1.0, whole / torch.where(top == 0, 1.0, top)).clamp(max=LARGEST_EXPONENT)
+    return torch.where(top == 0, 1.0, whole / top).clamp(max=LARGEST_EXPONENT)
 
 
 def scale_rows(embedding: Tensor, percentile: float) -> Tensor:
