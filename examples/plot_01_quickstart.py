@@ -2,8 +2,8 @@
 Quickstart: how far apart are ID and OOD scores?
 ================================================
 
-``oodles`` comes with embeddings of real images: CIFAR-10, which the network was trained on, and four sets of other
-images. So detectors can be compared before you have a model at hand.
+``oodles`` comes with embeddings of real images: CIFAR-10, which the network was trained on (in-distribution, ID), and
+four sets of other images (out-of-distribution, OOD). So detectors can be compared before you have a model of your own.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ train
 
 # %%
 # :class:`~oodles.Features` are what a network computed for each image: an embedding, logits, and the last layer that
-# turns one into the other. ``ood.extract(model, loader)`` makes them for a model of yours. :func:`oodles.benchmark`
+# turns one into the other. ``ood.extract(model, loader)`` makes them for your own model. :func:`oodles.benchmark`
 # fits each detector on the training features and compares its scores of CIFAR-10 test images with those of each other
 # set. FPR95 is the percentage of OOD images that are accepted when 95 % of ID images are.
 

@@ -34,8 +34,8 @@ for _ in range(30):
 
 # %%
 # One call finds the network's last layer, fits the default detector on the training images and sets a threshold on
-# images the network was not trained on, so that about 95 % of such images are accepted. A loader is anything that
-# gives batches.
+# images the network was not trained on, so that about 95 % of such images are accepted. A loader is any iterable
+# of batches.
 
 guard = ood.Guard.fit(
     model,

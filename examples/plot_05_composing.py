@@ -37,7 +37,7 @@ for name in sorted(average, key=average.get)[:3]:
 
 # %%
 # FPR95 on average over the four sets; lower is better. What helps alone need not help together: neither the clipping at
-# the 90th percentile nor MSP suits this network. Choose on your own.
+# the 90th percentile nor MSP suits this network. Compare on yours.
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
 for axis, score in zip(axes, scores, strict=True):

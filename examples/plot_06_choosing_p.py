@@ -30,7 +30,7 @@ for kind, choice in choices.items():
     print(f"{kind}: {choice.verdict}")
 
 # %%
-# Was that a good choice? Here real OOD sets can tell. They are the test, and no part of the choice.
+# Was that a good choice? Here real OOD sets can tell. They are only for the test, and played no part in the choice.
 
 rows = ood.benchmark([ood.DICE(p=p) for p in FINE_GRID], train=train, test=test, ood=ood_sets)
 real = {name: np.array([row.auroc for row in rows if row.ood_set == name]) for name in ood_sets}
@@ -41,8 +41,8 @@ for kind, choice in choices.items():
 
 # %%
 # Most units of this network are almost always zero, so that any p from 0.1 to 0.9 drops the same contributions. Both
-# kinds of outliers prefer a smaller p than the real sets do, which costs a little. A choice from ID data alone is no
-# oracle: it keeps one from the cliff at the right.
+# kinds of outliers prefer a smaller p than the real sets do, which costs a little. A choice from ID data alone is not
+# perfect, but it avoids the cliff at the right.
 
 figure, axis = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
 places = np.arange(len(FINE_GRID))

@@ -31,7 +31,7 @@ for _ in range(150):
 
 # %%
 # Network and detector have seen 500 images. The others are divided at random, 50 times: 400 to calibrate on, and the
-# rest to see what is accepted. Nothing is, if one calibrates on training images: each is its own nearest neighbour.
+# rest to see what is accepted. Calibrated on training images, nothing would be: each is its own nearest neighbour.
 
 train, new = (ood.extract(model, [images[part]], progress=False) for part in (slice(500), slice(500, None)))
 detector = ood.KNN(k=1).fit(train)

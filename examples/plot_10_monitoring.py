@@ -2,8 +2,9 @@
 Monitoring a stream that drifts
 ===============================
 
-Is what a deployed model is given still like its calibration set? A :class:`oodles.monitor.Monitor` watches rejections
-and p-values. It needs no labels, and false alarms are rare by construction: by default one in a million inputs.
+Are a deployed model's inputs still like the calibration set, which the threshold was set on? A
+:class:`oodles.monitor.Monitor` watches rejections and p-values. It needs no labels, and false alarms are rare by
+construction: by default one in a million inputs.
 """
 
 import matplotlib.pyplot as plt

@@ -36,7 +36,7 @@ FEWEST_TO_SPLIT = 100
 
 
 class Features:
-    """Embeddings, logits and labels of ``n`` images, with the head that turns embeddings into logits.
+    """Embeddings, logits and labels of ``n`` inputs, with the head (last layer) that turns embeddings into logits.
 
     ``embedding`` is ``(n, m)``, ``logits`` ``(n, C)`` (computed from the head if not given), ``labels`` ``(n,)``
     integers or None, ``layers`` pooled activations of inner modules by name, ``class_names`` the names of the C

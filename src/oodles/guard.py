@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 class Guard(nn.Module):
-    """Runs the model once and returns its logits bit for bit, the label, the score and ``is_id``.
+    """A model, a detector and a threshold: returns the model's logits bit for bit, the label, the score and ``is_id``.
 
     The model is put in eval mode, and every part of it is in eval mode during a call. Its last linear layer is found at
     the first batch; pass the ``head`` that ``extract`` was given, if any. It must have the width that the detector was

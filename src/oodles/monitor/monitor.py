@@ -40,7 +40,7 @@ class Monitor:
     function there is at most ``(j - 1) / n + e``, everywhere at once but for a small probability. Of the allowed error
     of the rule each kind has an equal share, one half of it for its bound and the other for its test.
 
-    Memory does not grow with the stream. One thread at a time may use a monitor: the caller sees to that.
+    Memory does not grow with the stream. A monitor is not thread-safe: call it from one thread at a time.
 
     >>> threshold = Threshold(value=0.0, id_rate=0.95, calibration_size=1000)
     >>> monitor = Monitor(threshold)

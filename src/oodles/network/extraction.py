@@ -71,7 +71,7 @@ def extract(
     inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
 
     With ``store`` the features are written to that folder shard by shard. If the folder already has them, for the same
-    model and the same inputs in batches of the same size, they are read instead of computed, also from a folder that
+    model and the same inputs in batches of the same size, they are read instead of computed, even from a folder that
     has more layers and steps; and an extraction that was interrupted continues after its last complete shard. ``note``
     and ``preprocessing`` (how images were resized and normalised) are kept with them.
 
