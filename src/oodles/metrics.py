@@ -36,7 +36,7 @@ BLOCK = 1 << 16  # scores that are looked at together, so that every temporary a
 class Row:
     """One detector on one pair of ID and OOD sets; tables and reports are views of rows.
 
-    ``fpr95`` is the DICE paper's: the fraction of OOD accepted when 95 % of ID is (ID positive). ``fpr95_ood`` is
+    ``fpr95`` is the paper's: the fraction of OOD accepted when 95 % of ID is accepted (ID positive). ``fpr95_ood`` is
     OpenOOD's: the fraction of ID rejected when 95 % of OOD is rejected (OOD positive). ``run`` names the checkpoint if
     there are several.
 
