@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from oodles.columns import dtype_name
 from oodles.errors import DataError
 
 IMAGES = "images"  # the name of an input that is given by position and alone
@@ -111,7 +112,7 @@ class Inputs:
 def describe_inputs(arguments: Mapping[str, Any]) -> str:
     """Arguments in words, for messages: names, types and shapes."""
     shown = (
-        f"{name} ({str(value.dtype).removeprefix('torch.')} {tuple(value.shape)})"
+        f"{name} ({dtype_name(value.dtype)} {tuple(value.shape)})"
         if isinstance(value, Tensor)
         else f"{name} ({type(value).__name__})"
         for name, value in arguments.items()

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from oodles.data.batches import is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import DataError, HeadError, OodlesError
+from oodles.names import first_line
 from oodles.network.outputs import logits_of, output_items
 from oodles.network.taps import Recorder
 
@@ -58,7 +59,7 @@ def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     if is_dead_worker(error):
         return loader_failure(error)
     name = type(network).__name__
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if isinstance(error, NotImplementedError) and "forward" in reason:
         return HeadError(f"{name} has no forward method, so it cannot be called on a batch; give the whole classifier")
     hint = "are these the inputs it was trained on?"

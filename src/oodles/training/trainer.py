@@ -20,6 +20,7 @@ from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.files import Fields, Record, TensorFile, locked, read_record, remove_others, write_bytes, write_record
 from oodles.models.deconf import Cosine
+from oodles.names import first_line
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
 from oodles.tensor_files import read_tensors, serialise, write_tensors
@@ -287,8 +288,8 @@ def _check(network: nn.Module, data: Pixels, recipe: Recipe, processes: _Process
         try:
             classes = logits_of(network(data.normalise(data.pixels[:2].to(target)))).shape[1]
         except RuntimeError as error:
-            shape, reason = tuple(data.pixels.shape[1:]), str(error).strip().splitlines()[0]
-            raise DataError(f"{type(network).__name__} does not accept images of shape {shape} ({reason})") from None
+            described = f"images of shape {tuple(data.pixels.shape[1:])} ({first_line(error)})"
+            raise DataError(f"{type(network).__name__} does not accept {described}") from None
     if int(present[0]) < 0 or int(present[-1]) >= classes:
         worst = int(present[0]) if int(present[0]) < 0 else int(present[-1])
         raise DataError(
