@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
+ALL_INPUTS = (
+    "give each process the same loader of all inputs, unshuffled and without a DistributedSampler: extract shares the "
+    "batches out"
+)
 
 
 @dataclass(frozen=True)
@@ -237,28 +241,17 @@ def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processe
         raise DataError("the processes find different last layers on the same batch; use the same hardware for all")
 
 
-ALL_INPUTS = (
-    "give each process the same loader of all inputs, unshuffled and without a DistributedSampler: extract shares the "
-    "batches out"
-)
-
-
-@dataclass
 class _Shard:
     """Consecutive batches that become a shard, or are compared with the stored shard ``entry``."""
 
-    first: int
-    entry: Record | None = None
-    rows: int = 0
-    stop: int = -1
-    closed: bool = False
-    columns: list[Columns] = field(default_factory=list)
-    bad: list[int] = field(default_factory=list)
-    begun: float = field(default_factory=lambda: time.monotonic())
-
-    def __post_init__(self) -> None:
+    def __init__(self, first: int, entry: Record | None = None) -> None:
+        self.first = self.stop = first
+        self.entry = entry
+        self.rows, self.closed = 0, False
+        self.columns: list[Columns] = []
+        self.bad: list[int] = []
         self.digest = hashlib.sha256()
-        self.stop = self.first
+        self.begun = time.monotonic()
 
     def add(self, digest: str, rows: int) -> None:
         self.digest.update(digest.encode())
