@@ -23,6 +23,7 @@ from oodles.models.deconf import Cosine
 from oodles.names import first_line
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
+from oodles.processes import started_by_torchrun
 from oodles.tensor_files import read_tensors, serialise, write_tensors
 from oodles.training.recipes import RECIPES, Recipe
 
@@ -89,7 +90,7 @@ class _Processes:
 @contextmanager
 def _processes() -> Iterator[_Processes]:
     """The processes that torchrun started, in a process group while training lasts."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if started_by_torchrun() == 1:
         yield _Processes()
         return
     on_gpu = torch.cuda.is_available()
@@ -304,15 +305,15 @@ def _combined_seed(*numbers: int) -> int:
 
 def _layout(network: nn.Module, data: Pixels, device: torch.device) -> torch.memory_format:
     """Channels last is faster for convolutions, but fails in a network that flattens with ``view``."""
-    if has_convolutions(network):
-        images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
-        with eval_mode(network):
-            try:
-                network(images)
-            except RuntimeError:
-                return torch.contiguous_format
-        return torch.channels_last
-    return torch.contiguous_format
+    if not has_convolutions(network):
+        return torch.contiguous_format
+    images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
+    with eval_mode(network):
+        try:
+            network(images)
+        except RuntimeError:
+            return torch.contiguous_format
+    return torch.channels_last
 
 
 def _kept(epochs: int) -> str:
