@@ -32,7 +32,7 @@ class Inputs:
         if len(self.args) == 1 and not self.kwargs and _is_plain(self.args[0]):
             return  # one tensor, as at most calls of a guard
         for name, value in self.named.items():
-            if isinstance(value, Tensor) and not _has_rows(value):
+            if isinstance(value, Tensor) and not _is_strided(value):
                 raise DataError(f"the model's {name} is a sparse or nested tensor; give a dense one")
             if _may_have_rows(value):
                 raise DataError(f"the model's {name} is a {type(value).__name__}; give a tensor with one row per input")
@@ -121,10 +121,10 @@ def describe_inputs(arguments: Mapping[str, Any]) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and _has_rows(value) and any(value.shape[:1])
+    return isinstance(value, Tensor) and _is_strided(value) and any(value.shape[:1])
 
 
-def _has_rows(value: Tensor) -> bool:
+def _is_strided(value: Tensor) -> bool:
     return value.layout is torch.strided and not value.is_nested
 
 

@@ -66,12 +66,12 @@ def open_store(
     """Open a store for writing in every process; the first one holds its lock and writes its manifest."""
     with processes.together():
         if processes.rank == 0:
-            with Writer(path, about, note) as writer, processes.together(), _noticed(path, processes):
+            with Writer(path, about, note) as writer, processes.together(), _marking_failure(path, processes):
                 recognised = writer.complete and stamp is not None and writer.manifest.get("stamp") == stamp
                 processes.meet((writer.manifest, recognised))
                 yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
         else:
-            with _noticed(path, processes):
+            with _marking_failure(path, processes):
                 nothing: Record = {}
                 manifest, recognised = processes.meet((nothing, False))[0]
                 check_same(path, manifest["about"], plain(path, about))
@@ -80,7 +80,7 @@ def open_store(
 
 
 @contextmanager
-def _noticed(path: Path, processes: Processes) -> Iterator[None]:
+def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
     """Leave a mark if this process fails, so that the others do not work on for hours."""
     try:
         yield
