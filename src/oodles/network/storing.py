@@ -182,11 +182,11 @@ class _Plan:
             return cls(loader, itertools.count(), sharing.shards)
         total = _agreed_length(loader, processes)
         every = _with_batches(sharing.path, sharing.shards, sharing.complete, getattr(loader, "batch_size", None))
-        missing = _missing(every, total)
+        missing = sorted(set(range(total)) - _numbers(every))
         if every and every[-1]["batches"][1] > total:
             raise _other_data(sharing.path, every[-1]["file"])
         stored, share = processes.share(every), processes.share(missing)
-        mine = {number for entry in stored for number in range(*entry["batches"])} | set(share)
+        mine = _numbers(stored) | set(share)
         numbers = sorted(mine | {0} if missing else mine)
         last = numbers[-1] if numbers else None
         others = frozenset(numbers) - mine
@@ -223,9 +223,9 @@ def _with_batches(path: Path, shards: Sequence[Record], complete: bool, batch_si
     return counted
 
 
-def _missing(shards: Sequence[Record], total: int) -> list[int]:
-    stored = {number for entry in shards for number in range(*entry["batches"])}
-    return [number for number in range(total) if number not in stored]
+def _numbers(shards: Sequence[Record]) -> set[int]:
+    """The numbers of the batches that some shards consist of."""
+    return {number for entry in shards for number in range(*entry["batches"])}
 
 
 def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processes: Processes) -> None:

@@ -342,9 +342,10 @@ class _Display:
         self._bar.stop()
 
     def batch(self, epoch: int, done: int, loss: float, accuracy: float, rate: float) -> None:
-        speed = f"{self._speed(epoch, done):,.0f} images/s"
-        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed}"
         completed = epoch * self._run.batches + done
+        images = (completed - self._first * self._run.batches) * self._run.recipe.batch_size
+        speed = images / (time.perf_counter() - self._began)
+        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed:,.0f} images/s"
         self._bar.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
 
     def epoch(self, line: Record) -> None:
@@ -359,7 +360,3 @@ class _Display:
             highlight=False,
             soft_wrap=True,
         )
-
-    def _speed(self, epoch: int, done: int) -> float:
-        images = ((epoch - self._first) * self._run.batches + done) * self._run.recipe.batch_size
-        return images / (time.perf_counter() - self._began)
