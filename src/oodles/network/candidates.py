@@ -5,6 +5,7 @@ A candidate is only a guess from the numbers of one small batch; :mod:`oodles.ne
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -238,17 +239,9 @@ def _rescaled(call: LinearCall, rows: Tensor, output: Tensor) -> Iterator[Locate
         yield _candidate(call, kind, head)
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=-1)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.log_softmax(dim=-1)
-
-
 FINISHES: dict[Finish, str] = {
-    _softmax: "linear before a softmax",
-    _log_softmax: "linear before a softmax",
+    partial(torch.softmax, dim=-1): "linear before a softmax",
+    partial(torch.log_softmax, dim=-1): "linear before a softmax",
     torch.sigmoid: "linear before a sigmoid",
 }
 

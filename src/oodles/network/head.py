@@ -148,22 +148,18 @@ def _reproduces(candidate: LocatedHead, embedding: Tensor, output: Tensor) -> bo
     return candidate.kind not in FOLDED or not is_curved(predicted, output)
 
 
-def _same_others(before: object, after: object, item: int | None) -> bool:
+def _same_others(raw: object, moved: object, item: int | None) -> bool:
     """Whether the model's other outputs are unchanged: what they are computed from is an embedding, not the logits.
 
     Probabilities are computed from logits.
     """
-    ones, others = output_items(before), output_items(after)
+    before, after = output_items(raw), output_items(moved)
     return all(
-        relative_gap(others[place], ones[place]) <= STRICT
-        or (item is not None and _finished(others[item], others[place]))
-        for place in ones
+        relative_gap(after[place], before[place]) <= STRICT
+        or (item is not None and any(relative_gap(end(after[item]), after[place]) <= STRICT for end in FINISHES))
+        for place in before
         if place != item
     )
-
-
-def _finished(logits: Tensor, output: Tensor) -> bool:
-    return any(relative_gap(finish(logits), output) <= STRICT for finish in FINISHES)
 
 
 def _without_probabilities(heads: Sequence[LocatedHead]) -> list[LocatedHead]:

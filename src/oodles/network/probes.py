@@ -43,15 +43,12 @@ def first_pass(network: nn.Module, inputs: Inputs) -> tuple[Inputs, Inputs, dict
         outputs = output_items(output) or {0: logits_of(output)}
         if all(torch.isfinite(each).all() for each in outputs.values()):
             return probe, check, outputs, recorder
-    broken = next((key for key, part in network.state_dict().items() if not _finite(part)), None)
+    state = network.state_dict().items()
+    broken = next((key for key, part in state if isinstance(part, Tensor) and not torch.isfinite(part).all()), None)
     raise HeadError(
         f"{type(network).__name__} gives NaN or infinite logits for this batch; "
         + (f"its weights {broken} are not finite: is the checkpoint intact?" if broken else "check its first inputs")
     )
-
-
-def _finite(part: object) -> bool:
-    return not isinstance(part, Tensor) or not part.is_floating_point() or bool(torch.isfinite(part).all())
 
 
 def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
