@@ -120,18 +120,16 @@ def test_a_folder_of_images_is_decoded(run, tmp_path):
     (tmp_path / "photos" / "broken.png").write_text("no image")
     script = """
 import json, sys
-from oodles.data.decoding import PixelBatches
+from oodles.data.decoding import ImageDecoder
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
-batches = PixelBatches(open_images("photos"), CIFAR, batch_size=4, workers=2, skip_bad=True)
-found = [(names, pixels.shape, str(pixels.dtype)) for names, pixels in batches]
-print(json.dumps({"found": found, "bad": batches.bad, "torch": "torch" in sys.modules}))
+decoder = ImageDecoder(open_images("photos"), CIFAR, batch_size=4, workers=2, skip_bad=True)
+found = [(rows, pixels.shape, str(pixels.dtype)) for rows, pixels in decoder.decoded()]
+print(json.dumps({"found": found, "names": decoder.names, "bad": decoder.bad, "torch": "torch" in sys.modules}))
 """
     answer = json.loads(succeeded(run(script)))
-    assert answer["found"] == [
-        [["0.png", "1.png", "2.png", "3.png"], [4, 3, 32, 32], "uint8"],
-        [["4.png"], [1, 3, 32, 32], "uint8"],
-    ]
+    assert answer["found"] == [[[0, 1, 2, 3], [4, 3, 32, 32], "uint8"], [[4], [1, 3, 32, 32], "uint8"]]
+    assert answer["names"] == [f"{number}.png" for number in range(5)]
     assert [line.partition(":")[0] for line in answer["bad"]] == ["broken.png"]
     assert answer["torch"] is False
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError, ShapeError
+from oodles.names import first_line
 
 Columns = dict[str, Tensor]
 """Tensors by column name: ``embedding``, ``logits``, ``labels`` and ``layer.<name>``, one row per image."""
 
 LOGITS_TOLERANCE = 2e-2  # of the largest logit; half precision stays below it
 LAYER = "layer."  # prefix of the columns that hold activations of inner layers, and what is kept after an input step
-
-
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -60,8 +59,7 @@ def as_tensor(name: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{name} cannot be read as numbers ({reason}); give a tensor or an array") from None
+        raise DataError(f"{name} cannot be read as numbers ({first_line(error)}); give a tensor or an array") from None
     if not is_dense(tensor):
         raise DataError(f"{name} is sparse, nested or on the meta device; give a dense tensor")
     return tensor
@@ -132,11 +130,12 @@ def to_storage(columns: Columns, dtype: torch.dtype) -> Columns:
     converted = as_stored(columns, dtype)
     for name, column in converted.items():
         if torch.promote_types(columns[name].dtype, column.dtype) != column.dtype:
-            _check_finite(f"{name} as {_name(dtype)} (largest value {torch.finfo(dtype).max:.6g})", column)
+            _check_finite(f"{name} as {dtype_name(dtype)} (largest value {torch.finfo(dtype).max:.6g})", column)
     return converted
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without its module, as in ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -30,7 +30,7 @@ from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.store import Store, Writer
 
 READERS = 2  # blocks of a store that are read and checked while one is used
-CHUNK_ELEMENTS = 1 << 21  # twice that in float64 is what an allocator reuses; larger blocks are mapped anew each time
+CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
 SHARD_ELEMENTS = 1 << 24
 FEWEST_TO_SPLIT = 100
 
@@ -290,10 +290,10 @@ class Features:
                 yield block, here, rows[here] - offset
             offset += block.rows
 
-    def _pick(self, columns: Columns, index: slice | Tensor) -> "Features":
-        picked = {name: column[index] for name, column in columns.items()}
-        rows = len(next(iter(picked.values())))
-        return Features._trusted([InMemory(rows, picked)], picked, self._model)
+    def _pick(self, columns: Columns, rows: slice) -> "Features":
+        picked = {name: column[rows] for name, column in columns.items()}
+        count = len(next(iter(picked.values())))
+        return Features._trusted([InMemory(count, picked)], picked, self._model)
 
     @classmethod
     def concat(cls, parts: Sequence["Features"]) -> "Features":
@@ -337,7 +337,7 @@ class Features:
                 raise DataError(f"{path} already holds features; choose another folder or delete it")
             writer.write_head(head)
             writer.manifest.update(class_names=list(self.class_names), multilabel=self.multilabel)
-            per_row = sum(block[name].shape[1:].numel() for block in [self._blocks[0].columns()] for name in block)
+            per_row = sum(column.shape[1:].numel() for column in self._blocks[0].columns().values())
             for batch in self.batches(max(1, SHARD_ELEMENTS // max(1, per_row))):
                 stored = to_storage({name: batch._column(name) for name in batch._names}, dtype)
                 writer.append(stored, fingerprint(stored), () if writer.shards else self._bad_rows)
@@ -348,6 +348,6 @@ class Features:
         """Open a feature store: takes milliseconds whatever its size; rows are memory-mapped when used."""
         store = Store(Path(path))
         head = Head(**store.head) if store.head else None
-        names, multilabel = store.manifest.get("class_names", ()), store.manifest.get("multilabel", False)
+        model = Classifier(head, tuple(store.manifest["class_names"]), store.manifest["multilabel"])
         bad_rows = [row for entry in store.manifest["shards"] for row in entry["bad_rows"]]
-        return cls._trusted(store.shards, store.columns, Classifier(head, tuple(names), multilabel), bad_rows)
+        return cls._trusted(store.shards, store.columns, model, bad_rows)

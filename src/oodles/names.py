@@ -1,4 +1,4 @@
-"""Names of files and classes as text on one line."""
+"""Text from elsewhere on one line: names of files and classes, and the errors of other libraries."""
 
 
 def printable(text: str) -> str:
@@ -9,3 +9,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if there is no message.
+
+    >>> first_line(ValueError())
+    'ValueError'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

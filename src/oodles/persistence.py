@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oodles import __version__
 from oodles.calibration import Threshold, are_kept_scores
-from oodles.columns import is_finite
+from oodles.columns import PRECISIONS, is_finite
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, check_fitted, extra_columns
 from oodles.detectors.described import Described, class_key
@@ -48,7 +48,6 @@ GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
 ID_SCORES = "id_scores"  # the one tensor of a guard that is not its detector's
 PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
-PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST_COLUMNS = 1 << 24  # of an embedding or of logits
 
 

@@ -6,6 +6,7 @@ everything is sent from CPU to CPU by gloo, also beside a process group of the s
 Every exchange also says whether a process has failed: then all of them raise, and none waits for one that is gone.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -124,8 +125,7 @@ class Processes:
             store = distributed.TCPStore(  # type: ignore[attr-defined]  # documented, but not exported
                 address, port, is_master=False, timeout=LEAVING
             )
-            key = f"oodles/left/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{len(_left)}"
-            _left.append(key)
+            key = f"oodles/left/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_groups)}"
             store.add(key, 1)
             deadline = time.monotonic() + LEAVING.total_seconds()
             while self._complete and store.add(key, 0) < self.size and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class Processes:
 
 
 _joined: list[Processes] = []  # at most one
-_left: list[str] = []  # the groups that this process was part of, in order
+_groups = itertools.count()  # numbers the groups that this process was part of
 
 
 def current() -> Processes:
@@ -141,9 +141,9 @@ def current() -> Processes:
     return _joined[0] if _joined else Processes()
 
 
-def started() -> tuple[int, int]:
-    """The rank of this process and the number of processes, as torchrun says."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def started_by_torchrun() -> int:
+    """How many processes torchrun started; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def join() -> Iterator[Processes]:
     1
     """
     initialised = distributed.is_available() and distributed.is_initialized()
-    if _joined or (not initialised and started()[1] == 1):
+    if _joined or (not initialised and started_by_torchrun() == 1):
         yield current()
         return
     if not initialised:

@@ -12,20 +12,20 @@ import pytest
 from support.images import write_image
 
 from oodles.data import limits, readers
-from oodles.data.limits import MAX_BYTES, Room
+from oodles.data.limits import MAX_BYTES, SharedLimit
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import DataError
 
-# Room -------------------------------------------------------------------------------------------
+# SharedLimit -------------------------------------------------------------------------------------
 
 
 def test_threads_never_hold_more_than_there_is():
-    room, held, most, lock = Room(10), [0], [0], threading.Lock()
+    limit, held, most, lock = SharedLimit(10), [0], [0], threading.Lock()
 
     def work(amount):
-        with room.take(amount):
+        with limit.take(amount):
             with lock:
                 held[0] += min(amount, 10)
                 most[0] = max(most[0], held[0])
@@ -43,9 +43,9 @@ def test_threads_never_hold_more_than_there_is():
 
 
 def test_what_fails_gives_its_room_back():
-    room = Room(10)
+    limit = SharedLimit(10)
     for _ in range(3):
-        with pytest.raises(KeyError), room.take(10):
+        with pytest.raises(KeyError), limit.take(10):
             raise KeyError
 
 
@@ -56,7 +56,7 @@ def test_large_images_are_decoded_in_turn(tmp_path, monkeypatch):
         write_image(tmp_path / f"thin{number}.png", size=(1, 300))
     taken, now, lock = [], [0], threading.Lock()
 
-    class Watched(Room):
+    class Watched(SharedLimit):
         def take(self, amount):
             taken.append(amount)
             return super().take(amount)
@@ -151,6 +151,6 @@ def test_large_members_are_held_in_turn(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
         for file in (tmp_path / "set").iterdir():
             archive.write(file, file.name)
-    monkeypatch.setattr(readers, "FILE_BYTES", limits.Room(1))  # less than one file, so one at a time
+    monkeypatch.setattr(readers, "FILE_BYTES", limits.SharedLimit(1))  # less than one file, so one at a time
     for path in (tmp_path / "t.zip", tmp_path / "set"):
         assert len(next(iter(ImageLoader(open_images(path), CIFAR, workers=8)))) == 8

@@ -35,7 +35,7 @@ class BatchReader:
         self.labels = labels
         self._position = labels if isinstance(labels, int) and not isinstance(labels, bool) else None
         self._model = type(model).__name__
-        self._takes = _parameters(model)
+        self._takes = _Takes.of(model)
 
     def read(self, loader: Iterable[Any], wanted: bool = True) -> Iterator[tuple[Inputs, Tensor | None]]:
         """Every batch; its labels are None if they are not wanted or not given."""
@@ -182,9 +182,7 @@ def loader_failure(error: Exception) -> DataError:
     if lines[0].startswith("Caught "):
         reason = next((line for line in reversed(lines) if re.match(rf"[\w.]*\b{name}\b", line)), lines[-1])
         return DataError(f"the loader's dataset failed in a worker process: {reason}")
-    what = "a worker process of the loader died"
-    if not is_dead_worker(error):
-        what = "the loader failed"
+    what = "a worker process of the loader died" if is_dead_worker(error) else "the loader failed"
     return DataError(
         f"{what} ({lines[0].strip() or name}); use fewer workers or smaller batches if memory is short, or "
         "num_workers=0 to see the cause"
@@ -211,6 +209,13 @@ class _Takes:
         self.by_name = [each.name for each in parameters if each.kind in named]
         self.any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Takes":
+        try:
+            return cls(list(inspect.signature(model.forward).parameters.values()))
+        except (TypeError, ValueError):  # compiled code has no signature: assume one input
+            return cls([inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)])
+
     def known(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that can be given by name; ``**kwargs`` takes every tensor, and all if none is a parameter.
 
@@ -227,13 +232,6 @@ class _Takes:
 
     def __str__(self) -> str:
         return ", ".join(self.by_name) or "arguments by position only"
-
-
-def _parameters(model: nn.Module) -> _Takes:
-    try:
-        return _Takes(list(inspect.signature(model.forward).parameters.values()))
-    except (TypeError, ValueError):  # compiled code has no signature: assume one input
-        return _Takes([inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)])
 
 
 def check_gives_batches(loader: object) -> None:

@@ -4,7 +4,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,17 +85,15 @@ class ImageDecoder:
         """All batches, or those of the given numbers; no other image is read."""
         self.skipped, self.names = [], []
         with ThreadPoolExecutor(self.workers) as pool:
-            ahead: deque[list[Future[_Decoded]]] = deque()
             total, size = len(self.images), self.batch_size
             starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
             spans = iter([range(start, min(start + size, total)) for start in starts])
+            submitted = ([pool.submit(self._decode, row) for row in span] for span in spans)
+            ahead = deque(itertools.islice(submitted, 2))
             try:
-                for span in itertools.islice(spans, 2):
-                    ahead.append([pool.submit(self._decode, row) for row in span])
                 while ahead:
                     decoded = [future.result() for future in ahead.popleft()]
-                    for span in itertools.islice(spans, 1):
-                        ahead.append([pool.submit(self._decode, row) for row in span])
+                    ahead.extend(itertools.islice(submitted, 1))
                     self.skipped += [item.problem for item in decoded if item.problem]
                     if self.skipped and not self.skip_bad:
                         # keep only the problems: the pixels of a large set would not fit in memory
@@ -125,14 +123,6 @@ class ImageDecoder:
     def _decode(self, row: int) -> "_Decoded":
         pixels, problem = prepare(lambda: self.images.open(row), self.transform)
         return _Decoded(row, pixels, None if problem is None else (self.images.names[row], problem))
-
-
-class PixelBatches(ImageDecoder):
-    """Batches of names and uint8 pixels ``(n, 3, size, size)`` as NumPy arrays, for use without PyTorch."""
-
-    def __iter__(self) -> Iterator[tuple[list[str], npt.NDArray[np.uint8]]]:
-        for rows, pixels in self.decoded():
-            yield [self.images.names[row] for row in rows], pixels
 
 
 @dataclass(frozen=True)

@@ -294,12 +294,8 @@ def _number(pattern: str, text: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def _read_sources() -> dict[str, Source]:
-    records: dict[str, dict[str, str]] = json.loads((files("oodles.data") / "sources.json").read_text())
-    return {
-        name: Download(name, **record) if "url" in record else ByHand(name, **record)
-        for name, record in records.items()
-    }
-
-
-SOURCES = _read_sources()  # the sources of the paper's datasets, by their names in the suites
+# the sources of the paper's datasets, by their names in the suites
+SOURCES: dict[str, Source] = {
+    name: Download(name, **record) if "url" in record else ByHand(name, **record)
+    for name, record in json.loads((files("oodles.data") / "sources.json").read_text()).items()
+}

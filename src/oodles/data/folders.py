@@ -40,7 +40,7 @@ class Files:
             return None, (), reason
         index = {folder: label for label, folder in enumerate(classes)}
         empty = [folder for folder in self.folders if folder not in index]
-        note = f"{name}: folders without images are not counted as classes ({_first_names(empty)})" if empty else ""
+        note = f"{name}: folders without images are not counted as classes ({first_names(empty)})" if empty else ""
         return np.array([index[top] for top in tops], dtype=np.int64), classes, note
 
     def _no_classes(self, name: str, folders: Sequence[str]) -> str | None:
@@ -49,7 +49,7 @@ class Files:
             return ""
         loose = [image for image in self.images if "/" not in image]
         if loose:
-            which = f"{len(loose):,} of {len(self.images):,}: {_first_names(loose)}"
+            which = f"{len(loose):,} of {len(self.images):,}: {first_names(loose)}"
             return f"{name}: images outside class folders ({which}), so none has a label; move them or give one folder"
         if len(folders) == 1:
             deeper = any(image.count("/") > 1 for image in self.images)
@@ -64,7 +64,7 @@ class Files:
 def count_by_suffix(names: Sequence[str]) -> str:
     """Up to three names; of more, how many have each suffix and the first of them."""
     if len(names) <= 3:
-        return _first_names(names)
+        return first_names(names)
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(PurePosixPath(name).suffix.lower(), []).append(name)
@@ -76,7 +76,8 @@ def count_by_suffix(names: Sequence[str]) -> str:
     return ", ".join(shown) + (", ..." if len(common) > 4 else "")
 
 
-def _first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
+    """The first three names, and whether there are more."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from oodles.data.folders import first_names
 from oodles.data.readers import ImageSet, open_image
 from oodles.errors import DataError
 
@@ -40,8 +41,7 @@ def read_image_list(path: Path, root: Path, classes: int | None = None) -> Image
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         count = f"{len(missing):,} of {len(names):,} images are not below {root}"
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise DataError(f"{path}: {count} ({shown}); unpack the complete archive there")
+        raise DataError(f"{path}: {count} ({first_names(missing)}); unpack the complete archive there")
     known = None if classes is None else np.array(labels, dtype=np.int64)
     return ImageSet(
         path.stem, names, lambda row: open_image(root / names[row]), known, file=lambda row: root / names[row]

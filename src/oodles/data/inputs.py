@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from oodles.columns import dtype_name
 from oodles.errors import DataError
 
 IMAGES = "images"  # the name of an input that is given by position and alone
@@ -31,7 +32,7 @@ class Inputs:
         if len(self.args) == 1 and not self.kwargs and _is_plain(self.args[0]):
             return  # one tensor, as at most calls of a guard
         for name, value in self.named.items():
-            if isinstance(value, Tensor) and not _has_rows(value):
+            if isinstance(value, Tensor) and not _is_strided(value):
                 raise DataError(f"the model's {name} is a sparse or nested tensor; give a dense one")
             if _may_have_rows(value):
                 raise DataError(f"the model's {name} is a {type(value).__name__}; give a tensor with one row per input")
@@ -111,7 +112,7 @@ class Inputs:
 def describe_inputs(arguments: Mapping[str, Any]) -> str:
     """Arguments in words, for messages: names, types and shapes."""
     shown = (
-        f"{name} ({str(value.dtype).removeprefix('torch.')} {tuple(value.shape)})"
+        f"{name} ({dtype_name(value.dtype)} {tuple(value.shape)})"
         if isinstance(value, Tensor)
         else f"{name} ({type(value).__name__})"
         for name, value in arguments.items()
@@ -120,10 +121,10 @@ def describe_inputs(arguments: Mapping[str, Any]) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and _has_rows(value) and any(value.shape[:1])
+    return isinstance(value, Tensor) and _is_strided(value) and any(value.shape[:1])
 
 
-def _has_rows(value: Tensor) -> bool:
+def _is_strided(value: Tensor) -> bool:
     return value.layout is torch.strided and not value.is_nested
 
 

@@ -19,7 +19,7 @@ class TooLargeError(DataError):
     """An image has more pixels or bytes than are decoded."""
 
 
-class Room:
+class SharedLimit:
     """A limit on what all threads hold together: one that wants more waits until others are done.
 
     Whoever holds a part of it must not ask for more of it, or two could wait for each other forever.
@@ -46,9 +46,9 @@ class Room:
                 self._changed.notify_all()
 
 
-PIXELS = Room(2 * MAX_PIXELS)
+PIXELS = SharedLimit(2 * MAX_PIXELS)
 """The pixels being decoded or resized at any moment, by all threads of the process; a pixel takes 8 to 20 bytes."""
-FILE_BYTES = Room(2 * MAX_BYTES)
+FILE_BYTES = SharedLimit(2 * MAX_BYTES)
 """The bytes of the image files that are open at any moment."""
 
 

@@ -42,12 +42,12 @@ class ImageLoader(ImageDecoder):
         workers: int = WORKERS,
     ) -> None:
         super().__init__(images, transform, skip_bad=skip_bad, batch_size=batch_size, workers=workers)
-        self.labelled = labels and images.labels is not None
+        self._labels = images.labels if labels else None
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The class folders that the labels number; () without labels or without class folders."""
-        return self.images.classes if self.labelled else ()
+        return () if self._labels is None else self.images.classes
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         return self.only(range(len(self)))
@@ -61,8 +61,7 @@ class ImageLoader(ImageDecoder):
     def pixels(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same batches as uint8, with labels if wanted and known; all of them, or those of the given numbers."""
         for rows, pixels in self.decoded(numbers):
-            labels = self.images.labels[rows] if self.labelled and self.images.labels is not None else None
-            yield torch.from_numpy(pixels), None if labels is None else torch.from_numpy(labels)
+            yield torch.from_numpy(pixels), None if self._labels is None else torch.from_numpy(self._labels[rows])
 
     def stamp(self) -> str | None:
         """What shows that the batches may have changed without decoding an image; None if nothing does.
@@ -72,7 +71,7 @@ class ImageLoader(ImageDecoder):
         stamps = self.images.stamps()
         if stamps is None:
             return None
-        labels = self.images.labels.tolist() if self.labelled and self.images.labels is not None else None
+        labels = None if self._labels is None else self._labels.tolist()
         settings = self.transform, self.batch_size, self.skip_bad, PIL.__version__, labels
         return hashlib.sha256("\n".join([*map(repr, settings), *stamps]).encode(errors="surrogateescape")).hexdigest()
 

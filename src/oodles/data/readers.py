@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +115,9 @@ def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int6
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise DataError(f"{path} is not a CIFAR batch ({error})") from None
+    pairs = content.items() if isinstance(content, dict) else ()
     # Python 2 wrote the keys as bytes
-    batch = {key.decode("latin1") if isinstance(key, bytes) else key: content[key] for key in _keys(content)}
+    batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in pairs}
     rows, labels = batch.get("data"), batch.get("labels", batch.get("fine_labels"))
     if isinstance(labels, np.ndarray) and labels.ndim == 1:
         labels = labels.tolist()
@@ -133,10 +134,6 @@ def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int6
     if low < 0 or high > 99:
         raise DataError(f"{path} has labels from {low} to {high}, and CIFAR's classes are 0 to 99")
     return rows, np.array(labels, dtype=np.int64)
-
-
-def _keys(content: Any) -> list[Any]:
-    return list(content) if isinstance(content, dict) else []
 
 
 def read_svhn(path: Path) -> ImageSet:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,6 @@ from PIL import Image
 
 from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, DataError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Transform:
         return cls(record["size"], record["resize"], tuple(record["mean"]), tuple(record["std"]))
 
 
-def preprocessing_record(preprocessing: "Transform | Mapping[str, Any] | None", loader: object = None) -> Any:
+def preprocessing_record(preprocessing: Transform | Mapping[str, Any] | None, loader: object = None) -> Any:
     """Preprocessing as plain values: as given, or as the loader has it; None if nobody knows."""
     given = getattr(loader, "transform", None) if preprocessing is None else preprocessing
     if given is None or isinstance(given, Mapping):

@@ -38,7 +38,7 @@ class BatchColumns:
     dtype: torch.dtype
     on_bad: OnBad
     declared_names: tuple[str, ...]
-    amp: torch.dtype | None = None
+    amp: torch.dtype | None
 
     def batches(self, loader: Iterable[Any], advance: Advance) -> Generator[tuple[Inputs, Tensor | None]]:
         """The loader's batches, with labels as numbers of the model's classes."""
@@ -55,7 +55,7 @@ class BatchColumns:
 
         ``place`` is the number of the batch's first input, or names the batch.
         """
-        kept = as_stored(self.columns(inputs, labels), self.dtype)
+        kept = as_stored(self._columns(inputs, labels), self.dtype)
         bad = rows_not_finite(kept)
         if bad and self.on_bad == "raise":
             kind = " as float16, whose largest number is 65504" if self.dtype == torch.float16 else ""
@@ -70,7 +70,7 @@ class BatchColumns:
             kept = {name: column[good] for name, column in kept.items()}
         return kept, bad
 
-    def columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
+    def _columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
         """The columns of one batch of the loader, on the CPU."""
         pieces = []
         for part in self.forward.pieces(inputs.to(self.device), self.batch_size):

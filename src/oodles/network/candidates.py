@@ -5,6 +5,7 @@ A candidate is only a guess from the numbers of one small batch; :mod:`oodles.ne
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 
 from oodles.errors import HeadError
 from oodles.features import Head
-from oodles.network.taps import CONVOLUTIONS, LinearCall, TapPoint
+from oodles.network.linear_operations import CONVOLUTIONS
+from oodles.network.taps import LinearCall, TapPoint
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STRICT = 1e-4
@@ -21,6 +23,7 @@ MOST_HEADS = 5  # whose sum is tried
 FOLDED = ("linear, then a scale", "linear, then a scale per class")
 
 Finish = Callable[[Tensor], Tensor]
+Normalised = Literal["", "inside", "afterwards"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,7 @@ class LocatedHead:
     kind: str
     name: str
     finish: Finish | None = None
-    normalised: Literal["", "inside", "afterwards"] = ""
+    normalised: Normalised = ""
     item: int | None = None
     same_input: tuple[TapPoint, ...] = ()
     one_token: bool = False
@@ -74,13 +77,17 @@ class LocatedHead:
         """The logits: the model's own output, or what came before its softmax."""
         return output.to(embedding.dtype) if self.finish is None else self.head(embedding)
 
+    def predict(self, embedding: Tensor) -> Tensor:
+        """What the model returns for an embedding: the head's logits, after the softmax or sigmoid if it has one."""
+        logits = self.head(embedding)
+        return logits if self.finish is None else self.finish(logits)
+
     def check(self, embedding: Tensor, output: Tensor) -> None:
         """Raise if the head does not reproduce the model's output, except in rows that are not finite.
 
         Those are handled elsewhere: Features refuses them, Guard never calls them ID.
         """
-        logits, output = self.head(embedding.detach()), output.detach()
-        predicted = logits if self.finish is None else self.finish(logits)
+        predicted, output = self.predict(embedding.detach()), output.detach()
         if torch.equal(predicted, output):
             return  # as for a plain linear layer, at every call of a guard
         allowed, same_shape = TOLERANCE.get(output.dtype, STRICT), predicted.shape == output.shape
@@ -114,12 +121,10 @@ def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedH
                 if relative_gap(finish(rows.float()), output) <= STRICT:
                     yield _candidate(call, kind, finish=finish)
         else:
-            pooled = call.output.flatten(2).mean(dim=2) if call.operation in CONVOLUTIONS else call.output.mean(dim=1)
+            maps = call.operation in CONVOLUTIONS
+            pooled = call.output.flatten(2).mean(dim=2) if maps else call.output.mean(dim=1)
             if relative_gap(pooled, output) <= STRICT:
-                pooling = call.operation in CONVOLUTIONS
-                yield _candidate(
-                    call, "pooled after a 1x1 convolution" if pooling else "linear, then a mean over tokens"
-                )
+                yield _candidate(call, "pooled after a 1x1 convolution" if maps else "linear, then a mean over tokens")
             elif call.output.ndim == 3:
                 nearest = (call.output - output[:, None]).abs().amax(dim=2).amin(dim=1)
                 if float(nearest.max()) <= STRICT * max(1e-2, float(output.abs().max())):
@@ -136,8 +141,8 @@ def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedH
 
 def _candidate(call: LinearCall, kind: str, head: Head | None = None, finish: Finish | None = None) -> LocatedHead:
     head = head or Head(floating_copy(call.weight), None if call.bias is None else floating_copy(call.bias))
-    point, name = tap_point(call), call.module or call.operation
-    return LocatedHead(head, (point,), kind, name, finish, "inside" if call.operation == "cosine_similarity" else "")
+    normalised: Normalised = "inside" if call.operation == "cosine_similarity" else ""
+    return LocatedHead(head, (tap_point(call),), kind, call.name, finish, normalised)
 
 
 def _low_rank(fitting: Sequence[LinearCall], backwards: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
@@ -194,7 +199,7 @@ def _summed(calls: Sequence[LinearCall], factors: Sequence[float]) -> LocatedHea
         Head(**{name: part.detach().float().to(calls[0].weight.device) for name, part in parts.items()}),
         points[:1] if shared else points,
         f"a sum of {len(calls)} heads",
-        " and ".join(call.module or call.operation for call in calls),
+        " and ".join(call.name for call in calls),
         same_input=points[1:] if shared else (),
         widths=() if shared else tuple(part.shape[1] for part in weights),
     )
@@ -234,17 +239,9 @@ def _rescaled(call: LinearCall, rows: Tensor, output: Tensor) -> Iterator[Locate
         yield _candidate(call, kind, head)
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=-1)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.log_softmax(dim=-1)
-
-
 FINISHES: dict[Finish, str] = {
-    _softmax: "linear before a softmax",
-    _log_softmax: "linear before a softmax",
+    partial(torch.softmax, dim=-1): "linear before a softmax",
+    partial(torch.log_softmax, dim=-1): "linear before a softmax",
     torch.sigmoid: "linear before a sigmoid",
 }
 

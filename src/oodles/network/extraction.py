@@ -102,21 +102,21 @@ def extract(
     relabel = None if labels is False else label_map(network, loader, classes)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = BatchColumns(
-            ForwardPass(network, head, layers),
-            BatchReader(network, labels),
-            tuple(steps),
-            target,
-            batch_size,
-            relabel,
-            multilabel,
-            dtype,
-            on_bad,
-            class_names(network, None if labels is False else loader, classes),
-            amp,
+            forward=ForwardPass(network, head, layers),
+            reader=BatchReader(network, labels),
+            steps=tuple(steps),
+            device=target,
+            batch_size=batch_size,
+            relabel=relabel,
+            declared_multilabel=multilabel,
+            dtype=dtype,
+            on_bad=on_bad,
+            declared_names=class_names(network, None if labels is False else loader, classes),
+            amp=amp,
         )
         with progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
             if store is None:
-                return _warning_of_bad(_in_memory(run, loader, advance))
+                return _warn_of_bad_rows(_in_memory(run, loader, advance))
             with processes.together():
                 processes.meet(None)  # an extraction that failed may still be leaving the store
                 about = {
@@ -139,7 +139,7 @@ def extract(
                         )
                     if verify or not sharing.recognised:
                         into_store(run, loader, sharing, advance, stamp)
-    return _warning_of_bad(Features.load(store))
+    return _warn_of_bad_rows(Features.load(store))
 
 
 def _fingerprint(network: nn.Module, store: Path) -> str:
@@ -171,7 +171,7 @@ def _in_memory(run: BatchColumns, loader: Iterable[Any], advance: Advance) -> Fe
     return Features(layers=layers, head=run.head(), **about)
 
 
-def _warning_of_bad(features: Features) -> Features:
+def _warn_of_bad_rows(features: Features) -> Features:
     if features.bad_rows:
         warnings.warn(
             f"{len(features.bad_rows)} of {len(features) + len(features.bad_rows)} inputs give NaN or infinite values "

@@ -30,9 +30,10 @@ from oodles.network.candidates import (
     relative_gap,
     tap_point,
 )
+from oodles.network.linear_operations import CONVOLUTIONS
 from oodles.network.outputs import logits_of, output_items
 from oodles.network.probes import first_pass, record
-from oodles.network.taps import CONVOLUTIONS, LinearCall, Recorder, Tap, unwrap
+from oodles.network.taps import LinearCall, Recorder, Tap, unwrap
 
 
 def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> LocatedHead:
@@ -119,10 +120,7 @@ def _holds(network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: T
     if output is None:
         output = logits_of(raw, candidate.item)
     embedding = candidate.embedding(entering, output)
-    finish = candidate.finish or (lambda logits: logits)
-    tolerance = TOLERANCE.get(output.dtype, STRICT)
-    predicted = finish(candidate.head(embedding))
-    if relative_gap(predicted, output) > tolerance or (candidate.kind in FOLDED and is_curved(predicted, output)):
+    if not _reproduces(candidate, embedding, output):
         return False
     generator = torch.Generator().manual_seed(0)
     size = float(torch.cat([part.flatten() for part in entering]).abs().mean()) + 1e-3
@@ -135,30 +133,33 @@ def _holds(network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: T
         shift |= {point.ordinal: far for point in candidate.same_input}
         moved_raw, _ = record(network, inputs, shift)
         moved = logits_of(moved_raw, candidate.item)
-        predicted = finish(candidate.head(candidate.embedding(entering, output, far)))
-        if relative_gap(predicted, moved) > tolerance or (candidate.kind in FOLDED and is_curved(predicted, moved)):
+        if not _reproduces(candidate, candidate.embedding(entering, output, far), moved):
             return False
         if not _same_others(raw, moved_raw, candidate.item):
             return False
     return True
 
 
-def _same_others(before: object, after: object, item: int | None) -> bool:
+def _reproduces(candidate: LocatedHead, embedding: Tensor, output: Tensor) -> bool:
+    """Whether the candidate gives these outputs for these embeddings, up to rounding."""
+    predicted = candidate.predict(embedding)
+    if relative_gap(predicted, output) > TOLERANCE.get(output.dtype, STRICT):
+        return False
+    return candidate.kind not in FOLDED or not is_curved(predicted, output)
+
+
+def _same_others(raw: object, moved: object, item: int | None) -> bool:
     """Whether the model's other outputs are unchanged: what they are computed from is an embedding, not the logits.
 
     Probabilities are computed from logits.
     """
-    ones, others = output_items(before), output_items(after)
+    before, after = output_items(raw), output_items(moved)
     return all(
-        relative_gap(others[place], ones[place]) <= STRICT
-        or (item is not None and _finished(others[item], others[place]))
-        for place in ones
+        relative_gap(after[place], before[place]) <= STRICT
+        or (item is not None and any(relative_gap(end(after[item]), after[place]) <= STRICT for end in FINISHES))
+        for place in before
         if place != item
     )
-
-
-def _finished(logits: Tensor, output: Tensor) -> bool:
-    return any(relative_gap(finish(logits), output) <= STRICT for finish in FINISHES)
 
 
 def _without_probabilities(heads: Sequence[LocatedHead]) -> list[LocatedHead]:
@@ -172,17 +173,13 @@ def _without_probabilities(heads: Sequence[LocatedHead]) -> list[LocatedHead]:
 
 def _is_cosine(located: LocatedHead, calls: Sequence[LinearCall]) -> bool:
     """Whether embeddings and class weights all have the same norm; either side may be scaled."""
-    call = _call_of(located, calls)
+    call = next(call for call in calls if tap_point(call) == located.points[0])
     entering = as_rows(floating_copy(call.input), call.weight.shape[1])
     norms = [
         torch.linalg.vector_norm(F.normalize(entering) if located.normalised else entering, dim=1),
         torch.linalg.vector_norm(located.head.weight, dim=1),
     ]
     return all(relative_gap(norm / norm.mean(), torch.ones_like(norm)) < 1e-3 for norm in norms)
-
-
-def _call_of(located: LocatedHead, calls: Sequence[LinearCall]) -> LinearCall:
-    return next(call for call in calls if tap_point(call) == located.points[0])
 
 
 def _refuse_kind(network: nn.Module) -> None:
@@ -198,8 +195,8 @@ def _no_head(
     network: nn.Module, recorder: Recorder, calls: Sequence[LinearCall], output: Tensor, name: str | None
 ) -> str:
     for call in calls:
-        if (suspect := _suspect(call, output)) is not None:
-            return _not_affine(network, f"{suspect} ({call.module or call.operation})")
+        if _is_followed_by_relu(call, output):
+            return _not_affine(network, f"a ReLU between its last convolution and its logits ({call.name})")
     if recorder.non_affine is not None:
         return _not_affine(network, recorder.non_affine)
     seen = "; ".join(str(call) for call in recorder.calls[-5:]) or "none"
@@ -211,12 +208,11 @@ def _no_head(
     )
 
 
-def _suspect(call: LinearCall, output: Tensor) -> str | None:
-    """A known kind of head that is not affine."""
+def _is_followed_by_relu(call: LinearCall, output: Tensor) -> bool:
+    """Whether the outputs are the mean of a convolution's maps after a ReLU."""
     if call.weight.shape[0] != output.shape[1] or call.operation not in CONVOLUTIONS:
-        return None
-    pooled = F.relu(call.output).flatten(2).mean(dim=2)
-    return "a ReLU between its last convolution and its logits" if relative_gap(pooled, output) <= STRICT else None
+        return False
+    return relative_gap(F.relu(call.output).flatten(2).mean(dim=2), output) <= STRICT
 
 
 def _not_affine(network: nn.Module, reason: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from oodles.columns import PRECISIONS, is_dense
+from oodles.columns import PRECISIONS, dtype_name, is_dense
 from oodles.errors import HeadError
 
 EMBEDDING_KEYS = ("embed", "hidden", "pool", "feature", "attention")  # of outputs that are not logits
@@ -69,7 +69,7 @@ def _describe_output(output: object) -> str:
         tensor = next((part for part in (tensor, *output.values()) if isinstance(part, Tensor)), None)
     if not isinstance(tensor, Tensor):
         return f"a {type(output).__name__} without logits"
-    shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    shape = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
     if tensor.dtype not in PRECISIONS:
         return f"{shape}, not floating-point numbers of 16, 32 or 64 bits"
     if not is_dense(tensor):

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from oodles.data.batches import is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import DataError, HeadError, OodlesError
+from oodles.names import first_line
 from oodles.network.outputs import logits_of, output_items
 from oodles.network.taps import Recorder
 
@@ -42,15 +43,12 @@ def first_pass(network: nn.Module, inputs: Inputs) -> tuple[Inputs, Inputs, dict
         outputs = output_items(output) or {0: logits_of(output)}
         if all(torch.isfinite(each).all() for each in outputs.values()):
             return probe, check, outputs, recorder
-    broken = next((key for key, part in network.state_dict().items() if not _finite(part)), None)
+    state = network.state_dict().items()
+    broken = next((key for key, part in state if isinstance(part, Tensor) and not torch.isfinite(part).all()), None)
     raise HeadError(
         f"{type(network).__name__} gives NaN or infinite logits for this batch; "
         + (f"its weights {broken} are not finite: is the checkpoint intact?" if broken else "check its first inputs")
     )
-
-
-def _finite(part: object) -> bool:
-    return not isinstance(part, Tensor) or not part.is_floating_point() or bool(torch.isfinite(part).all())
 
 
 def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
@@ -58,7 +56,7 @@ def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     if is_dead_worker(error):
         return loader_failure(error)
     name = type(network).__name__
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if isinstance(error, NotImplementedError) and "forward" in reason:
         return HeadError(f"{name} has no forward method, so it cannot be called on a batch; give the whole classifier")
     hint = "are these the inputs it was trained on?"

@@ -7,7 +7,6 @@ after the module, and one reduction: ``layer4``, ``bn1:relu``, ``layer4:rankfeat
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,15 +84,11 @@ def _read_reduction(name: str, text: str) -> Reduction:
         word, values, named = "", [], {}
     if word == "rankfeat" and not values and not named:
         return _rankfeat
-    if word == "gram" and len(values) == 1 and not named and _is_order(values[0]):
-        return partial(gram_row_sums, orders=values[0])
     if word == "gram":
+        if not named and len(values) == 1 and type(values[0]) is int and 1 <= values[0] <= MOST_ORDERS:
+            return partial(gram_row_sums, orders=values[0])
         raise ArgumentError(f"layers= names {name!r}; write gram(orders) with a whole number from 1 to {MOST_ORDERS}")
     raise ArgumentError(f"layers= names {name!r}, but there is no reduction {text!r}; there are {KNOWN}")
-
-
-def _is_order(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ORDERS
 
 
 def _rankfeat(maps: Tensor) -> Tensor:

@@ -29,14 +29,12 @@ def extract_each(
     found = [next((path for path in stores if each.is_in(path)), None) for each in wanted]
     missing = Wanted.union(each for each, path in zip(wanted, found, strict=True) if path is None)
     new = store if missing.belongs_in(store) else _beside(store, missing)
-    opened: dict[Path, Features] = {}
+    opened: dict[Path | None, Features] = {}
     for each, path in zip(wanted, found, strict=True):
-        if (path or new) not in opened:
-            columns = missing if path is None else each
-            opened[path or new] = extract(
-                model, loader, layers=columns.layers, steps=columns.steps, store=path or new, **options
-            )
-    return [opened[path or new] for path in found]
+        if path not in opened:
+            layers, steps = missing if path is None else each
+            opened[path] = extract(model, loader, layers=layers, steps=steps, store=path or new, **options)
+    return [opened[path] for path in found]
 
 
 def _beside(store: Path, wanted: Wanted) -> Path:

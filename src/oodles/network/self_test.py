@@ -8,18 +8,19 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor, nn
 
-from oodles.columns import PRECISIONS
+from oodles.columns import PRECISIONS, dtype_name
 from oodles.data.inputs import Inputs
 from oodles.errors import FileError, OodlesError
+from oodles.names import first_line
 from oodles.network.candidates import relative_gap
 from oodles.network.fingerprints import COPIES, model_fingerprint
 
 ROWS = 2
-MOST_NUMBERS = 1 << 22
+LONGEST, MOST_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
 # the largest relative differences: of the same model, on devices that round sums to ten bits, in half precision
 SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
-Length = Annotated[int, Meta(ge=1, le=1 << 16)]
+Length = Annotated[int, Meta(ge=1, le=LONGEST)]
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 
 
@@ -119,7 +120,7 @@ def repeat_self_test(test: SelfTest, model: nn.Module, answers: Answers, rounded
         found = answers(test, like.dtype if rounded else None)
         known = torch.tensor(test.logits), torch.tensor(test.scores)
     except (OodlesError, ValueError, TypeError, RuntimeError) as error:
-        raise FileError(f"{path} cannot be tried on this model ({str(error).partition(chr(10))[0]})") from None
+        raise FileError(f"{path} cannot be tried on this model ({first_line(error)})") from None
     allowed = ROUNDED if rounded else SAME if like.device.type == "cpu" else OTHER_DEVICE
     # scores have jumps: a unit that is just cut off, a rank
     limits = {"logits": allowed} if rounded else {"logits": allowed, "scores": 10 * allowed}
@@ -153,8 +154,8 @@ def _describe(value: Any) -> Noise | Numbers | Plain:
         return Plain(value)
     if not isinstance(value, Tensor) or value.ndim == 0:
         raise ValueError("not a tensor with rows")
-    shape, name = [ROWS, *value.shape[1:]], str(value.dtype).removeprefix("torch.")
-    if max(shape) > 1 << 16 or math.prod(shape) > MOST_NUMBERS:
+    shape, name = [ROWS, *value.shape[1:]], dtype_name(value.dtype)
+    if max(shape) > LONGEST or math.prod(shape) > MOST_NUMBERS:
         raise ValueError("too large")
     if value.dtype in PRECISIONS:
         return Noise(shape, name)  # type: ignore[arg-type]

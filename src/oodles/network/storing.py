@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
+ALL_INPUTS = (
+    "give each process the same loader of all inputs, unshuffled and without a DistributedSampler: extract shares the "
+    "batches out"
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,12 @@ def open_store(
     """Open a store for writing in every process; the first one holds its lock and writes its manifest."""
     with processes.together():
         if processes.rank == 0:
-            with Writer(path, about, note) as writer, processes.together(), _noticed(path, processes):
+            with Writer(path, about, note) as writer, processes.together(), _marking_failure(path, processes):
                 recognised = writer.complete and stamp is not None and writer.manifest.get("stamp") == stamp
                 processes.meet((writer.manifest, recognised))
                 yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
         else:
-            with _noticed(path, processes):
+            with _marking_failure(path, processes):
                 nothing: Record = {}
                 manifest, recognised = processes.meet((nothing, False))[0]
                 check_same(path, manifest["about"], plain(path, about))
@@ -76,7 +80,7 @@ def open_store(
 
 
 @contextmanager
-def _noticed(path: Path, processes: Processes) -> Iterator[None]:
+def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
     """Leave a mark if this process fails, so that the others do not work on for hours."""
     try:
         yield
@@ -178,11 +182,11 @@ class _Plan:
             return cls(loader, itertools.count(), sharing.shards)
         total = _agreed_length(loader, processes)
         every = _with_batches(sharing.path, sharing.shards, sharing.complete, getattr(loader, "batch_size", None))
-        missing = _missing(every, total)
+        missing = sorted(set(range(total)) - _numbers(every))
         if every and every[-1]["batches"][1] > total:
             raise _other_data(sharing.path, every[-1]["file"])
         stored, share = processes.share(every), processes.share(missing)
-        mine = {number for entry in stored for number in range(*entry["batches"])} | set(share)
+        mine = _numbers(stored) | set(share)
         numbers = sorted(mine | {0} if missing else mine)
         last = numbers[-1] if numbers else None
         others = frozenset(numbers) - mine
@@ -219,9 +223,9 @@ def _with_batches(path: Path, shards: Sequence[Record], complete: bool, batch_si
     return counted
 
 
-def _missing(shards: Sequence[Record], total: int) -> list[int]:
-    stored = {number for entry in shards for number in range(*entry["batches"])}
-    return [number for number in range(total) if number not in stored]
+def _numbers(shards: Sequence[Record]) -> set[int]:
+    """The numbers of the batches that some shards consist of."""
+    return {number for entry in shards for number in range(*entry["batches"])}
 
 
 def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processes: Processes) -> None:
@@ -237,28 +241,17 @@ def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processe
         raise DataError("the processes find different last layers on the same batch; use the same hardware for all")
 
 
-ALL_INPUTS = (
-    "give each process the same loader of all inputs, unshuffled and without a DistributedSampler: extract shares the "
-    "batches out"
-)
-
-
-@dataclass
 class _Shard:
     """Consecutive batches that become a shard, or are compared with the stored shard ``entry``."""
 
-    first: int
-    entry: Record | None = None
-    rows: int = 0
-    stop: int = -1
-    closed: bool = False
-    columns: list[Columns] = field(default_factory=list)
-    bad: list[int] = field(default_factory=list)
-    begun: float = field(default_factory=lambda: time.monotonic())
-
-    def __post_init__(self) -> None:
+    def __init__(self, first: int, entry: Record | None = None) -> None:
+        self.first = self.stop = first
+        self.entry = entry
+        self.rows, self.closed = 0, False
+        self.columns: list[Columns] = []
+        self.bad: list[int] = []
         self.digest = hashlib.sha256()
-        self.stop = self.first
+        self.begun = time.monotonic()
 
     def add(self, digest: str, rows: int) -> None:
         self.digest.update(digest.encode())

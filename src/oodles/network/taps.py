@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from oodles.errors import ArgumentError, HeadError
+from oodles.names import first_line
+from oodles.network.linear_operations import NON_AFFINE, operands
 from oodles.network.reductions import Layer, read_layer
 
-CONVOLUTIONS = ("conv2d", "conv3d")
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
 
@@ -38,6 +38,11 @@ class LinearCall:
     weight: Tensor
     bias: Tensor | None
     output: Tensor
+
+    @property
+    def name(self) -> str:
+        """The module that it happened in, or the operation if that was outside of any."""
+        return self.module or self.operation
 
     def __str__(self) -> str:
         classes, width = self.weight.shape
@@ -140,8 +145,7 @@ def usable_device(name: torch.device | str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ArgumentError(f"device={str(name)!r} cannot be used here ({reason})") from None
+        raise ArgumentError(f"device={str(name)!r} cannot be used here ({first_line(error)})") from None
     if device.type == "meta":
         raise ArgumentError("device='meta' holds no numbers: a model that is moved there loses its weights")
     return device
@@ -212,11 +216,10 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in NON_AFFINE:
             self.non_affine = NON_AFFINE[func]
-        read = LINEAR.get(func)
-        operands = read(*args, **kwargs) if read else None
-        if operands is None:
+        found = operands(func, args, kwargs)
+        if found is None:
             return func(*args, **kwargs)
-        operation, position, entering, weight, bias = operands
+        operation, position, entering, weight, bias = found
         ordinal, self.non_affine = len(self.calls), None
         if ordinal in self._shift:
             moved = entering + broadcast_units(self._shift[ordinal], entering).to(entering.dtype)
@@ -306,12 +309,11 @@ class _Catcher(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Named | None = None) -> Any:
         kwargs = kwargs or {}
-        read = LINEAR.get(func)
-        operands = read(*args, **kwargs) if read else None
-        if operands is not None:
+        found = operands(func, args, kwargs)
+        if found is not None:
             point = self._points.get(self._seen)
             if point is not None:
-                self._caught[point] = operands[2]
+                self._caught[point] = found[2]
             self._seen += 1
         return func(*args, **kwargs)
 
@@ -322,75 +324,3 @@ def broadcast_units(vector: Tensor, entering: Tensor) -> Tensor:
         whole = vector.numel() == entering[0].numel()
         return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, *(1,) * (entering.ndim - 2))
     return vector
-
-
-# Reading the operands of each linear operation: (operation, position of the input, input, weight, bias)
-
-Operands = tuple[str, int, Tensor, Tensor, Tensor | None]
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operands:  # noqa: A002
-    return "linear", 0, input, weight, bias
-
-
-def _matmul(input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None) -> Operands | None:  # noqa: A002
-    right = other if other is not None else mat2
-    if right is None or right.ndim != 2 or input.ndim < 2:
-        return None
-    return "matmul", 0, input, right.T, None
-
-
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: float) -> Operands | None:  # noqa: A002
-    plain = all(scale == 1 for scale in scales.values())
-    return ("addmm", 1, mat1, mat2.T, input) if plain and input.ndim == 1 else None
-
-
-def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Operands | None:
-    """Rows ``(n, 1, m)`` against classes ``(1, C, m)`` or ``(C, m)``, in either order."""
-    for position, (rows, classes) in enumerate(((x1, x2), (x2, x1))):
-        last = max(rows.ndim, classes.ndim) - 1
-        if rows.ndim == 3 and rows.shape[1] == 1 and classes.shape[:-2].numel() == 1 and dim in (-1, last):
-            return "cosine_similarity", position, rows, F.normalize(classes.reshape(-1, classes.shape[-1])), None
-    return None
-
-
-def _einsum(equation: object, *operands: Any) -> Operands | None:
-    """``nd,cd->nc`` and ``nd,dc->nc``, whatever the letters."""
-    if not isinstance(equation, str) or len(operands) != 2 or any(operand.ndim != 2 for operand in operands):
-        return None
-    left, _, result = equation.replace(" ", "").partition("->")
-    rows, _, classes = left.partition(",")
-    if len(rows) != 2 or len(classes) != 2 or not set(rows) & set(classes):
-        return None
-    shared = next(letter for letter in rows if letter in classes)
-    if rows[1] != shared or result != rows[0] + classes.replace(shared, ""):
-        return None
-    return "einsum", 1, operands[0], operands[1] if classes[1] == shared else operands[1].T, None
-
-
-def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Operands | None:  # noqa: A002
-    covers = weight.shape[2:] == input.shape[2:]
-    if input.ndim != weight.ndim or weight.shape[1] != input.shape[1] or not (weight.shape[2:].numel() == 1 or covers):
-        return None
-    return f"conv{input.ndim - 2}d", 0, input, weight.flatten(1), bias
-
-
-LINEAR: dict[Any, Callable[..., Operands | None]] = {
-    F.linear: _linear,
-    torch.matmul: _matmul,
-    torch.Tensor.matmul: _matmul,
-    torch.Tensor.__matmul__: _matmul,
-    torch.mm: _matmul,
-    torch.Tensor.mm: _matmul,
-    torch.addmm: _addmm,
-    torch.Tensor.addmm: _addmm,
-    F.conv2d: _convolution,
-    F.conv3d: _convolution,
-    F.cosine_similarity: _cosine_similarity,
-    torch.einsum: _einsum,
-}
-
-NON_AFFINE: dict[Any, str] = {
-    F.cosine_similarity: "a cosine head of an unknown form",
-    torch.cdist: "a prototype head (distances to class centres)",
-}

@@ -28,9 +28,9 @@ class Shard:
         try:
             size = path.stat().st_size
         except OSError:
-            raise FileError(f"{path} is listed in the manifest but missing; {_start_over(path)}") from None
+            raise self._refused("is listed in the manifest but missing") from None
         if size != entry["bytes"]:
-            raise FileError(f"{path} has {size} bytes instead of {entry['bytes']}; {_start_over(path)}")
+            raise self._refused(f"has {size} bytes instead of {entry['bytes']}")
 
     def columns(self) -> Columns:
         """The shard's tensors, memory-mapped; an altered file is an error."""
@@ -38,17 +38,15 @@ class Shard:
             try:
                 digest = sha256(self.path)
             except OSError as error:
-                raise FileError(f"{self.path} cannot be read ({error.strerror}); {_start_over(self.path)}") from None
+                raise self._refused(f"cannot be read ({error.strerror})") from None
             if digest != self._entry["sha256"]:
-                remedy = _start_over(self.path)
-                raise FileError(f"{self.path} was altered after it was written (SHA-256 mismatch); {remedy}")
+                raise self._refused("was altered after it was written (SHA-256 mismatch)")
             try:
                 with safe_open(self.path, framework="pt") as file:
                     columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 self._check(columns)
             except (SafetensorError, DataError, ShapeError) as error:
-                reason, remedy = " ".join(str(error).split()), _start_over(self.path)
-                raise FileError(f"{self.path} is not a shard of this store ({reason}); {remedy}") from None
+                raise self._refused(f"is not a shard of this store ({' '.join(str(error).split())})") from None
             self._columns = columns
         return self._columns
 
@@ -65,6 +63,10 @@ class Shard:
             layout = column.dtype, column.shape[1:]
             if self._layout.setdefault(name, layout) != layout:
                 raise ShapeError(f"{name} is not of the same type and width as in the other shards")
+
+    def _refused(self, problem: str) -> FileError:
+        """The error about a bad shard; the remedy is to start over, since continuing would not write it again."""
+        return FileError(f"{self.path} {problem}; delete the folder {self.path.parent} and extract again")
 
 
 class Store:
@@ -92,8 +94,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, rows={stored_rows(self.manifest)}, columns={', '.join(self.columns)})"
-
-
-def _start_over(shard: Path) -> str:
-    """What to do about a bad shard; an extraction that continues the store would not write it again."""
-    return f"delete the folder {shard.parent} and extract again"

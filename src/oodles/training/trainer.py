@@ -20,8 +20,10 @@ from oodles.data.loaders import Pixels
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.files import Fields, Record, TensorFile, locked, read_record, remove_others, write_bytes, write_record
 from oodles.models.deconf import Cosine
+from oodles.names import first_line
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
+from oodles.processes import started_by_torchrun
 from oodles.tensor_files import read_tensors, serialise, write_tensors
 from oodles.training.recipes import RECIPES, Recipe
 
@@ -88,7 +90,7 @@ class _Processes:
 @contextmanager
 def _processes() -> Iterator[_Processes]:
     """The processes that torchrun started, in a process group while training lasts."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if started_by_torchrun() == 1:
         yield _Processes()
         return
     on_gpu = torch.cuda.is_available()
@@ -287,8 +289,8 @@ def _check(network: nn.Module, data: Pixels, recipe: Recipe, processes: _Process
         try:
             classes = logits_of(network(data.normalise(data.pixels[:2].to(target)))).shape[1]
         except RuntimeError as error:
-            shape, reason = tuple(data.pixels.shape[1:]), str(error).strip().splitlines()[0]
-            raise DataError(f"{type(network).__name__} does not accept images of shape {shape} ({reason})") from None
+            described = f"images of shape {tuple(data.pixels.shape[1:])} ({first_line(error)})"
+            raise DataError(f"{type(network).__name__} does not accept {described}") from None
     if int(present[0]) < 0 or int(present[-1]) >= classes:
         worst = int(present[0]) if int(present[0]) < 0 else int(present[-1])
         raise DataError(
@@ -303,15 +305,15 @@ def _combined_seed(*numbers: int) -> int:
 
 def _layout(network: nn.Module, data: Pixels, device: torch.device) -> torch.memory_format:
     """Channels last is faster for convolutions, but fails in a network that flattens with ``view``."""
-    if has_convolutions(network):
-        images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
-        with eval_mode(network):
-            try:
-                network(images)
-            except RuntimeError:
-                return torch.contiguous_format
-        return torch.channels_last
-    return torch.contiguous_format
+    if not has_convolutions(network):
+        return torch.contiguous_format
+    images = data.normalise(data.pixels[:2].to(device)).contiguous(memory_format=torch.channels_last)
+    with eval_mode(network):
+        try:
+            network(images)
+        except RuntimeError:
+            return torch.contiguous_format
+    return torch.channels_last
 
 
 def _kept(epochs: int) -> str:
@@ -340,9 +342,10 @@ class _Display:
         self._bar.stop()
 
     def batch(self, epoch: int, done: int, loss: float, accuracy: float, rate: float) -> None:
-        speed = f"{self._speed(epoch, done):,.0f} images/s"
-        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed}"
         completed = epoch * self._run.batches + done
+        images = (completed - self._first * self._run.batches) * self._run.recipe.batch_size
+        speed = images / (time.perf_counter() - self._began)
+        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed:,.0f} images/s"
         self._bar.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
 
     def epoch(self, line: Record) -> None:
@@ -357,7 +360,3 @@ class _Display:
             highlight=False,
             soft_wrap=True,
         )
-
-    def _speed(self, epoch: int, done: int) -> float:
-        images = ((epoch - self._first) * self._run.batches + done) * self._run.recipe.batch_size
-        return images / (time.perf_counter() - self._began)
