@@ -469,7 +469,7 @@ def test_the_text_of_a_rejected_input_names_detectors_units_and_training_rows(de
     name = names[explanation.label]
     assert lines[0].startswith("Rejected as out-of-distribution: the score -")
     assert lines[1] == f"Predicted: {name}"
-    assert "mean logarithm of p" in lines[2]
+    assert "mean logarithm of the ranks" in lines[2]
     members = [line for line in lines if line.startswith("  p ")]
     assert len(members) == len(detector.scoring_members())
     assert members[0].startswith(f"  p < 0.01  {explanation.findings[0].spec}: score ")

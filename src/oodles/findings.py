@@ -11,7 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 SHOWN = 5  # units, and training rows in text
-REDUCTIONS = {"mean": "mean of p", "min": "smallest p", "fisher": "mean logarithm of p"}
+REDUCTIONS = {"mean": "mean rank", "min": "logarithm of the lowest rank", "fisher": "mean logarithm of the ranks"}
 VERDICTS = {True: "Accepted as in-distribution", False: "Rejected as out-of-distribution", None: "Not decided"}
 
 
@@ -170,9 +170,10 @@ class Explanation:
         name = "the predicted class" if self.label is None else _named(self.label, self.class_name)
         lines = [f"{VERDICTS[self.is_id]}: {self._reason()}"] + ([] if self.label is None else [f"Predicted: {name}"])
         if self.reduction is not None and self.findings:
+            combined = REDUCTIONS[self.reduction]
             lines.append(
-                f"The score is the {REDUCTIONS[self.reduction]} over these detectors, the most sceptical first; "
-                "p is the fraction of held-out ID inputs that score at most as high:"
+                f"The score is the {combined} of these detectors, each read from a normal curve fitted "
+                "to held-out ID scores. The most sceptical first; p is the fraction of those scores at most as high:"
             )
         return "\n".join([*lines, *(f"  {line}" for finding in self.findings for line in finding.lines(name))])
 

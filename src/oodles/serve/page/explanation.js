@@ -1,7 +1,7 @@
 // Why an input was accepted or rejected: the members of an ensemble, and what the predicted class consists of.
 "use strict";
 
-const REDUCTIONS = { mean: "the mean of their p-values", min: "the smallest of their p-values", fisher: "the mean logarithm of their p-values" };
+const REDUCTIONS = { mean: "the mean rank", min: "the logarithm of the lowest rank", fisher: "the mean logarithm of the ranks" };
 
 /** Elements that show an explanation as the service gives it. */
 function explained(explanation) {
@@ -25,7 +25,7 @@ function single({ findings }) {
 // Members of an ensemble -------------------------------------------------------------------------
 
 function members({ findings, reduction }) {
-  const intro = `The score is ${REDUCTIONS[reduction] ?? reduction} of these detectors, the most sceptical first. A p-value is the share of held-out ID inputs that score at most as high: near 0 is unusual, and a typical ID input has about 0.5.`;
+  const intro = `The score is ${REDUCTIONS[reduction] ?? reduction} of these detectors, each read from a normal curve fitted to held-out ID scores. The most sceptical first. A p-value is the share of those scores that are at most as high: near 0 is unusual, and a typical ID input has about 0.5.`;
   const order = [...findings].sort((one, other) => (one.p_value ?? 1) - (other.p_value ?? 1)); // as shown; else the service's
   const rows = order.map((finding) => {
     const below = finding.score !== null && finding.id_lowest !== null && finding.score < finding.id_lowest;
