@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import Library
 
+from oodles.detectors.subspace import default_dimension
 from oodles.features import Features
 
 Input = Literal["logits", "features", "feature_maps", "inputs"]
@@ -104,11 +105,6 @@ def flat(head: nn.Linear) -> nn.Module:
     return nn.Sequential(nn.Flatten(), head)
 
 
-def vim_dimension(width: int) -> int:
-    """The dimension of ViM's subspace that its authors recommend, and ours uses by default."""
-    return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-
-
 PEERS = (
     Peer("msp", "MaxSoftmax", "logits", lambda d, head: d.MaxSoftmax(None)),
     Peer("max_logit", "MaxLogit", "logits", lambda d, head: d.MaxLogit(None)),
@@ -157,7 +153,7 @@ PEERS = (
         "vim",
         "ViM",
         "features",
-        lambda d, head: d.ViM(None, d=vim_dimension(head.in_features), w=head.weight, b=head.bias),
+        lambda d, head: d.ViM(None, d=default_dimension(head.in_features), w=head.weight, b=head.bias),
     ),
     Peer("knn(k=10, bank=1000000)", "KNN", "features", lambda d, head: d.KNN(None, k=10)),
     Peer("nnguide(k=10, bank=1000000)", "NNGuide", "features", lambda d, head: d.NNGuide(None, head, k=10)),
