@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from pages import fill, write_page
+from sources import authors_network, authors_run, sets_of
 
 from oodles.bench.experiment import Extraction, Tables, run_tables
 from oodles.bench.openood import AUPR, LEADERBOARD, compare_groups, leaderboard
@@ -16,7 +17,6 @@ from oodles.bench.suites import OPENOOD, Suite
 from oodles.bench.tables import markdown
 from oodles.detectors import detector_list
 from oodles.metrics import Row
-from oodles.models import build_model, load_checkpoint
 
 ID_SETS = ("cifar10", "cifar100")
 METHODS = {"ash_b+energy": "ash_b", "adascale": "adascale (AdaSCALE-A)"}
@@ -35,12 +35,9 @@ def main() -> None:
 
 def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
     """The section of one network."""
-    run = f"densenet101-{suite.name.removeprefix('openood-')}"
-    network = build_model(suite.model)
-    load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
-    sets = dict(zip(("train", "test"), suite.open_id(data), strict=True)) | suite.open_ood(data)
+    run, network = authors_run(suite), authors_network(suite, data)
     folder = store / suite.name / (run if limit is None else f"{run}-{limit}")
-    features = Extraction(suite.transform, folder, limit, tell=print).features(network.eval(), sets)
+    features = Extraction(suite.transform, folder, limit, tell=print).features(network, sets_of(suite, data))
     specs = [each.spec for each in detector_list()]
     result = run_tables(["main"], features, main=specs, p=suite.p, id_set=suite.name, run=run)
     rows = result.rows["main"]
