@@ -140,13 +140,7 @@ PEERS = (
         lambda d, head: d.DICE(None, head.weight, head.bias, p=0.9),
         slow_score="weights",
     ),
-    Peer(
-        "mahalanobis",
-        "Mahalanobis",
-        "features",
-        lambda d, head: d.Mahalanobis(None),
-        slow_score="classes",
-    ),
+    Peer("mahalanobis", "Mahalanobis", "features", lambda d, head: d.Mahalanobis(None), slow_score="classes"),
     Peer("rmds", "RMD", "features", lambda d, head: d.RMD(None), slow_score="classes"),
     Peer("ddu(ridge=1e-06)", "GMM", "features", lambda d, head: d.GMM(None)),
     Peer(
