@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from pages import fill, write_page
+from pages import fill, markdown_table, write_page
 from sources import authors_network, authors_run, sets_of
 
 from oodles.bench.experiment import Extraction, Tables, run_tables
@@ -81,20 +81,19 @@ def mean(rows: list[Row], spec: str, column: str) -> float:
 
 def sets_of_suites() -> str:
     """A table of the suites and their sets."""
-    lines = ["| suite | near OOD | far OOD |", "|---|---|---|"]
-    lines += [f"| `{name}` | {' | '.join(map(', '.join, suite.groups.values()))} |" for name, suite in OPENOOD.items()]
-    return "\n".join(lines)
+    rows = [[f"`{name}`", *map(", ".join, suite.groups.values())] for name, suite in OPENOOD.items()]
+    return markdown_table(["suite", "near OOD", "far OOD"], rows)
 
 
 def leaderboard_table() -> str:
     """The leaderboard's AUROC, near / far."""
     suites = ("openood-cifar10", "openood-cifar100", "openood-imagenet")
-    lines = [f"| | {' | '.join(suites)} |", "|---|---|---|---|"]
+    rows = []
     for method in LEADERBOARD:
         pairs = [leaderboard(suite, method) for suite in suites]
-        cells = " | ".join(f"{pair['near']:.2f} / {pair['far']:.2f}" for pair in pairs)
-        lines.append(f"| {METHODS.get(method, method.removesuffix('+energy'))} | {cells} |")
-    return "\n".join(lines)
+        cells = [f"{pair['near']:.2f} / {pair['far']:.2f}" for pair in pairs]
+        rows.append([METHODS.get(method, method.removesuffix("+energy")), *cells])
+    return markdown_table(["", *suites], rows)
 
 
 if __name__ == "__main__":
