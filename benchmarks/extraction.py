@@ -188,14 +188,23 @@ def _jpeg(count: int = 512) -> Iterator[Row]:
     yield cost(name, "decoding alone", sides(times, "ours", "decoding"))
 
 
-def write_jpegs(folder: Path, count: int) -> None:
-    """Images with detail at every scale, like photographs."""
+def write_jpegs(folder: Path, count: int) -> list[Path]:
+    """Images of 500 x 375 pixels with detail at every scale, like photographs; the paths."""
     folder.mkdir(parents=True)
+    paths = [folder / f"{number:04d}.jpg" for number in range(count)]
     generator = torch.Generator().manual_seed(0)
-    for number in range(count):
+    for path in paths:
         image = torch.zeros(1, 3, 375, 500)
         for side in (2, 8, 32, 128):
             noise = torch.randn(1, 3, side, side, generator=generator)
             image += F.interpolate(noise, size=(375, 500), mode="bilinear")
         pixels = (128 + 40 * image[0]).clamp(0, 255).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:04d}.jpg", quality=90)
+        Image.fromarray(np.ascontiguousarray(pixels)).save(path, quality=90)
+    return paths
+
+
+def resize_jpeg(original: Path, path: Path, size: tuple[int, int]) -> None:
+    """Write a JPEG file in another size; both may be the same file."""
+    with Image.open(original) as image:
+        resized = image.resize(size, Image.Resampling.BICUBIC)
+    resized.save(path, quality=90)

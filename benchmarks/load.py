@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
-from benchmarks.extraction import resnet50, write_jpegs
+from benchmarks.extraction import resize_jpeg, resnet50, write_jpegs
 from benchmarks.peers import torchvision_operators
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
@@ -154,11 +153,8 @@ def _events(log: Path) -> dict[str, Any]:
 
 def write_images(case: Case, folder: Path) -> Path:
     """JPEG files of the size of the case."""
-    write_jpegs(folder / "images", FILES)
-    for path in (folder / "images").iterdir():
-        with Image.open(path) as image:
-            resized = image.resize(case.size, Image.Resampling.BICUBIC)
-        resized.save(path, quality=90)
+    for path in write_jpegs(folder / "images", FILES):
+        resize_jpeg(path, path, case.size)
     return folder / "images"
 
 

@@ -61,16 +61,13 @@ class Report:
         """Take the results of a benchmark in place of earlier ones."""
         about = {"machine": machine(), "load": round(os.getloadavg()[1], 1), "minutes": round(minutes, 1)}
         self.parts[name] = {**about, "rows": [row.as_record() for row in rows]}
-        self._order()
+        self.parts = {name: self.parts[name] for name in NAMES if name in self.parts}
 
     def update(self, name: str, rows: Sequence[Row]) -> None:
         """Take some results in place of earlier ones of the same comparison; the others stay as they are."""
         new = {(row.name, row.against): row for row in rows}
         kept = [new.pop((row.name, row.against), row) for row in self.rows(name)]
         self.parts[name]["rows"] = [row.as_record() for row in (*kept, *new.values())]
-
-    def _order(self) -> None:
-        self.parts = {name: self.parts[name] for name in NAMES if name in self.parts}
 
     def rows(self, name: str) -> list[Row]:
         """The rows of one benchmark; none if it has not run."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import Library
 
+from oodles.detectors.subspace import default_dimension
 from oodles.features import Features
 
 Input = Literal["logits", "features", "feature_maps", "inputs"]
@@ -104,11 +105,6 @@ def flat(head: nn.Linear) -> nn.Module:
     return nn.Sequential(nn.Flatten(), head)
 
 
-def vim_dimension(width: int) -> int:
-    """The dimension of ViM's subspace that its authors recommend, and ours uses by default."""
-    return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-
-
 PEERS = (
     Peer("msp", "MaxSoftmax", "logits", lambda d, head: d.MaxSoftmax(None)),
     Peer("max_logit", "MaxLogit", "logits", lambda d, head: d.MaxLogit(None)),
@@ -144,20 +140,14 @@ PEERS = (
         lambda d, head: d.DICE(None, head.weight, head.bias, p=0.9),
         slow_score="weights",
     ),
-    Peer(
-        "mahalanobis",
-        "Mahalanobis",
-        "features",
-        lambda d, head: d.Mahalanobis(None),
-        slow_score="classes",
-    ),
+    Peer("mahalanobis", "Mahalanobis", "features", lambda d, head: d.Mahalanobis(None), slow_score="classes"),
     Peer("rmds", "RMD", "features", lambda d, head: d.RMD(None), slow_score="classes"),
     Peer("ddu(ridge=1e-06)", "GMM", "features", lambda d, head: d.GMM(None)),
     Peer(
         "vim",
         "ViM",
         "features",
-        lambda d, head: d.ViM(None, d=vim_dimension(head.in_features), w=head.weight, b=head.bias),
+        lambda d, head: d.ViM(None, d=default_dimension(head.in_features), w=head.weight, b=head.bias),
     ),
     Peer("knn(k=10, bank=1000000)", "KNN", "features", lambda d, head: d.KNN(None, k=10)),
     Peer("nnguide(k=10, bank=1000000)", "NNGuide", "features", lambda d, head: d.NNGuide(None, head, k=10)),

@@ -84,13 +84,13 @@ def from_record(record: dict[str, Any]) -> Row:
 def cost(name: str, against: str, times: dict[str, list[float]], *, target: float | None = None, **more: Any) -> Row:
     """Ours, the first of two sides, as a multiple of the other; smaller is better."""
     ours, other = times.values()
-    return _row("cost", name, against, ours, other, spread(ours, other), target, more)
+    return Row(name, against, "cost", min(ours), min(other), *spread(ours, other), len(ours), target, **more)
 
 
 def speedup(name: str, against: str, times: dict[str, list[float]], *, target: float | None = None, **more: Any) -> Row:
     """How many times as long the other side takes as ours, the first of the two; larger is better."""
     ours, other = times.values()
-    return _row("speedup", name, against, ours, other, spread(other, ours), target, more)
+    return Row(name, against, "speedup", min(ours), min(other), *spread(other, ours), len(ours), target, **more)
 
 
 def sides(times: dict[str, list[float]], ours: str, other: str) -> dict[str, list[float]]:
@@ -109,19 +109,6 @@ def thirds(repeats: int) -> list[slice]:
     """Consecutive parts of the repeats, three if there are enough."""
     ends = np.linspace(0, repeats, min(3, repeats) + 1).round().astype(int).tolist()
     return [slice(low, high) for low, high in pairwise(ends)]
-
-
-def _row(
-    kind: Kind,
-    name: str,
-    against: str,
-    ours: Sequence[float],
-    other: Sequence[float],
-    ratios: tuple[float, float, float],
-    target: float | None,
-    more: dict[str, Any],
-) -> Row:
-    return Row(name, against, kind, min(ours), min(other), *ratios, len(ours), target, **more)
 
 
 def _rounded(value: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from benchmarks.data import example
 from benchmarks.extraction import resnet50, write_jpegs
 from benchmarks.peers import torchvision_operators
+from benchmarks.timing import seconds
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import IMAGENET
@@ -119,10 +120,10 @@ def _cluster() -> dict[str, Any]:
     start = time.perf_counter() - began
     try:
         many = ray.data.range(TASKS, override_num_blocks=TASKS)
-        tasks = TASKS / min(_seconds(lambda: many.map_batches(_same).materialize()) for _ in range(3))
+        tasks = TASKS / min(seconds(lambda: many.map_batches(_same).materialize()) for _ in range(3))
         payload = pa.table({"bytes": [os.urandom(1 << 20)] * 256})
         large = ray.data.from_arrow([payload] * 4).materialize()
-        moved = 4 * payload.nbytes / min(_seconds(lambda: large.map_batches(_count).materialize()) for _ in range(3))
+        moved = 4 * payload.nbytes / min(seconds(lambda: large.map_batches(_count).materialize()) for _ in range(3))
     finally:
         ray.shutdown()
     return {"ray_start": start, "tasks": tasks, "moved": moved, "block_bytes": context.target_max_block_size}
@@ -197,12 +198,6 @@ def _core_seconds(run: Callable[[], object], repeats: int = 3, warm_up: bool = T
         run()
         taken.append(time.process_time() - began)
     return min(taken)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
-from benchmarks.extraction import resnet50, write_jpegs
+from benchmarks.extraction import resize_jpeg, resnet50, write_jpegs
 from benchmarks.peers import torchvision_operators
 from benchmarks.results import Row, cost, from_record, sides
 from benchmarks.timing import paired
@@ -126,9 +126,8 @@ def _copies(case: Case, originals: list[Path], folder: Path) -> list[Path]:
     """As many files as the case has, of its size."""
     folder.mkdir()
     paths = [folder / f"{number:04}.jpg" for number in range(case.images)]
-    for number, path in enumerate(paths):
-        with Image.open(originals[number % len(originals)]) as image:
-            image.resize(case.size, Image.Resampling.BICUBIC).save(path, quality=90)
+    for original, path in zip(cycle(originals), paths, strict=False):
+        resize_jpeg(original, path, case.size)
     return paths
 
 

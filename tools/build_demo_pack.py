@@ -1,8 +1,9 @@
 """Rebuild the demo's feature pack from the original archives: ``python tools/build_demo_pack.py DATA CHECKPOINT``.
 
 DATA holds the suite's unpacked archives (see ``oodles bench --help``), CHECKPOINT is the DICE authors' DenseNet for
-CIFAR-10. Features are extracted once per set into WORK (and reused when run again), a linear head is fitted on all training
-embeddings, and a random selection of rows goes into the package, which contains no images and no published weights.
+CIFAR-10. Features are extracted once per set into WORK (and reused when run again), a linear head is fitted on all
+training embeddings, and a random selection of rows goes into the package, which contains no images and no published
+weights.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from sources import sets_of
 
 from oodles.bench import suite
 from oodles.data.loaders import ImageLoader
@@ -61,7 +63,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("demo-features"), help="folder for the complete features")
     arguments = parser.parse_args()
     cifar10 = suite("cifar10")
-    sets = dict(zip(("train", "test"), cifar10.open_id(arguments.data), strict=True)) | cifar10.open_ood(arguments.data)
+    sets = sets_of(cifar10, arguments.data)
     network = densenet101(10)
     load_checkpoint(network, arguments.checkpoint)
     full = {}
@@ -77,14 +79,11 @@ def main() -> None:
     }
     shutil.rmtree(PACK, ignore_errors=True)
     for name, rows in ROWS.items():
-        chosen = np.sort(
-            np.random.default_rng(0).choice(len(full[name]), size=min(rows, len(full[name])), replace=False)
-        )
-        index = torch.from_numpy(chosen)
-        labels = full[name].labels
-        Features(full[name].embedding[index], labels=None if labels is None else labels[index], head=head).save(
-            PACK / name, dtype=torch.float16, note=f"oodles demo: {name}"
-        )
+        count = len(full[name])
+        chosen = np.sort(np.random.default_rng(0).choice(count, size=min(rows, count), replace=False))
+        part = full[name][torch.from_numpy(chosen)]
+        pack = Features(part.embedding, labels=part.labels, head=head)
+        pack.save(PACK / name, dtype=torch.float16, note=f"oodles demo: {name}")
     card = {
         "what": "Embeddings (float16, width 342) of real images by the DenseNet of the DICE paper's CIFAR-10 tables, "
         "and a linear head of our own: multinomial logistic regression on all "

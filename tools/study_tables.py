@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from pages import DOCS
+from pages import DOCS, markdown_table
 from scipy.stats import spearmanr
 from study_networks import Network
 
@@ -46,15 +46,13 @@ Figures = dict[str, dict[str, float]]
 
 def described(networks: dict[str, Network]) -> str:
     """One line per network."""
-    lines = [
-        "| network | what it is | units | negative | classes | rows to fit on | accuracy |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, network in networks.items():
         negative = float((network.train.embedding < 0).double().mean())
-        sizes = f"{network.train.width} | {negative:.0%} | {network.train.classes} | {len(network.train):,}"
-        lines.append(f"| {name} | {DESCRIPTIONS[name]} | {sizes} | {accuracy(network.test):.1%} |")
-    return "\n".join(lines)
+        sizes = [f"{network.train.width}", f"{negative:.0%}", f"{network.train.classes}", f"{len(network.train):,}"]
+        rows.append([name, DESCRIPTIONS[name], *sizes, f"{accuracy(network.test):.1%}"])
+    columns = ["network", "what it is", "units", "negative", "classes", "rows to fit on", "accuracy"]
+    return markdown_table(columns, rows)
 
 
 def accuracy(rows: Features) -> float:
@@ -69,12 +67,12 @@ def average(values: Figures, spec: str) -> float:
 
 def table(specs: Sequence[str], fpr95: Figures, auroc: Figures, names: Sequence[str] | None = None) -> str:
     """One line per detector, one column per network, and the averages."""
-    lines = [f"| | {' | '.join(fpr95)} | average | AUROC |", "|---|" + "---|" * (len(fpr95) + 2)]
+    rows = []
     for name, text in zip(names or specs, specs, strict=True):
         spec = text if text in next(iter(fpr95.values())) else parse(text).spec
-        cells = " | ".join(f"{fpr95[network][spec]:.1f}" for network in fpr95)
-        lines.append(f"| {name} | {cells} | {average(fpr95, spec):.1f} | {average(auroc, spec):.1f} |")
-    return "\n".join(lines)
+        values = [*(part[spec] for part in fpr95.values()), average(fpr95, spec), average(auroc, spec)]
+        rows.append([name, *(f"{value:.1f}" for value in values)])
+    return markdown_table(["", *fpr95, "average", "AUROC"], rows)
 
 
 def verdict(fpr95: Figures, chain: str, default: str) -> str:
@@ -145,26 +143,25 @@ def predictors(networks: dict[str, Network], fpr95: Figures, chain: str) -> str:
         for name, value in values.items():
             seen.setdefault(name, []).append(value)
     gains = [part["energy"] - part[chain] for part in fpr95.values()]
-    lines = [f"| | {' | '.join(networks)} | correlation |", "|---|" + "---|" * (len(networks) + 1)]
-    for name, values in seen.items():
-        cells = " | ".join(f"{value:.2f}" for value in values)
-        lines.append(f"| {name} | {cells} | {spearmanr(values, gains).statistic:+.2f} |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(f"{value:.2f}" for value in values), f"{spearmanr(values, gains).statistic:+.2f}"]
+        for name, values in seen.items()
+    ]
+    return markdown_table(["", *networks, "correlation"], rows)
 
 
 def crossed_sets_of(sets: dict[tuple[str, ...], dict[str, float]]) -> tuple[str, dict[str, float]]:
     """Leave-one-network-out cross-validation over sets of members."""
-    lines = ["| left out | chosen on the others | its FPR95 |", "|---|---|---|"]
-    picked = {}
+    rows, picked = [], {}
     for name in next(iter(sets.values())):
         best = min(sets, key=lambda members: np.mean([value for key, value in sets[members].items() if key != name]))
         picked[name] = sets[best][name]
-        lines.append(f"| {name} | {', '.join(best)} | {picked[name]:.1f} |")
+        rows.append([name, ", ".join(best), f"{picked[name]:.1f}"])
     whole = {members: float(np.mean(list(values.values()))) for members, values in sets.items()}
     best = min(whole, key=lambda members: whole[members])
     spread = f"{np.mean(list(whole.values())):.1f} ({min(whole.values()):.1f} to {max(whole.values()):.1f})"
-    lines += [f"| none | {', '.join(best)} | {whole[best]:.1f} |", f"| all sets, average over networks | | {spread} |"]
-    return "\n".join(lines), picked
+    rows += [["none", ", ".join(best), f"{whole[best]:.1f}"], ["all sets, average over networks", "", spread]]
+    return markdown_table(["left out", "chosen on the others", "its FPR95"], rows), picked
 
 
 def sets_verdict(picked: dict[str, float], fpr95: Figures, default: str) -> str:
@@ -188,35 +185,26 @@ def shortfalls(fpr95: Figures, default: str) -> str:
 
 def crossed(grid: list[str], fpr95: Figures, default: str) -> str:
     """Leave-one-network-out cross-validation over single candidates."""
-    lines = [
-        "| left out | chosen on the others | its FPR95 | the default's | the best in hindsight |",
-        "|---|---|---|---|---|",
-    ]
-    for name in fpr95:
-        others = [part for key, part in fpr95.items() if key != name]
+    rows = []
+    for name, own in fpr95.items():
+        others = [part for part in fpr95.values() if part is not own]
         pick = min(grid, key=lambda spec: np.mean([part[spec] for part in others]))
-        best = min(grid, key=lambda spec: fpr95[name][spec])
-        lines.append(
-            f"| {name} | {pick} | {fpr95[name][pick]:.1f} | {fpr95[name][default]:.1f} | {best} {fpr95[name][best]:.1f} |"
-        )
-    return "\n".join(lines)
+        best = min(grid, key=own.__getitem__)
+        rows.append([name, pick, f"{own[pick]:.1f}", f"{own[default]:.1f}", f"{best} {own[best]:.1f}"])
+    columns = ["left out", "chosen on the others", "its FPR95", "the default's", "the best in hindsight"]
+    return markdown_table(columns, rows)
 
 
 def chosen(choices: dict[str, Choice], fpr95: Figures, default: str) -> str:
     """What select chose, and fixed choices for comparison."""
     fixed = {"default": default, "DICE 0.9": "dice(0.9)+energy", "energy": "energy", "MSP": "msp"}
-    lines = [
-        f"| network | chosen | agreement | FPR95 | {' | '.join(fixed)} | best in hindsight |",
-        "|---|" + "---|" * 8,
-    ]
+    rows = []
     for name, choice in choices.items():
-        spec = choice.detector.spec
-        best = min((row.spec for row in choice.candidates), key=lambda other: fpr95[name][other])
-        cells = " | ".join(f"{fpr95[name][other]:.1f}" for other in fixed.values())
-        lines.append(
-            f"| {name} | {spec} | {choice.agreement:.0%} | {fpr95[name][spec]:.1f} | {cells} | {best} {fpr95[name][best]:.1f} |"
-        )
-    return "\n".join(lines)
+        spec, own = choice.detector.spec, fpr95[name]
+        best = min((row.spec for row in choice.candidates), key=own.__getitem__)
+        values = [f"{own[other]:.1f}" for other in (spec, *fixed.values())]
+        rows.append([name, spec, f"{choice.agreement:.0%}", *values, f"{best} {own[best]:.1f}"])
+    return markdown_table(["network", "chosen", "agreement", "FPR95", *fixed, "best in hindsight"], rows)
 
 
 def select_verdict(choices: dict[str, Choice], fpr95: Figures, default: str) -> str:
@@ -232,18 +220,15 @@ def select_verdict(choices: dict[str, Choice], fpr95: Figures, default: str) -> 
 def agreement(choices: dict[str, Choice], fpr95: Figures) -> str:
     """Spearman's correlation of the candidates' ranking on each kind with that on the real sets."""
     kinds = list(next(iter(choices.values())).candidates[0].auroc)
-    lines = [
-        f"| | {' | '.join(kind.replace('_', ' ') for kind in kinds)} | utility |",
-        "|---|" + "---|" * (len(kinds) + 1),
-    ]
+    rows = []
     for name, choice in choices.items():
         real = [-fpr95[name][row.spec] for row in choice.candidates]
         seen = [
             *([row.auroc[kind] for row in choice.candidates] for kind in kinds),
             [row.utility for row in choice.candidates],
         ]
-        lines.append(f"| {name} | " + " | ".join(f"{spearmanr(values, real).statistic:.2f}" for values in seen) + " |")
-    return "\n".join(lines)
+        rows.append([name, *(f"{spearmanr(values, real).statistic:.2f}" for values in seen)])
+    return markdown_table(["", *(kind.replace("_", " ") for kind in kinds), "utility"], rows)
 
 
 def draw(varied: dict[str, dict[float, str]], fpr95: Figures, chain: str) -> None:

@@ -98,12 +98,8 @@ def main() -> None:
         *grid,
     ]
     specs = list(dict.fromkeys(parse(text).spec for text in texts))
-    fpr95: Figures = {name: {} for name in networks}
-    auroc: Figures = {name: {} for name in networks}
+    fpr95, auroc = measured(networks, specs)
     for name, network in networks.items():
-        print(f"{name}: {len(specs)} detectors")
-        for spec, (first, second) in zip(specs, averages(network, specs), strict=True):
-            fpr95[name][spec], auroc[name][spec] = first, second
         for p in PERCENTILES:  # a percentile of the positive activations is another percentile of all activations
             share = float((network.train.embedding > 0).double().mean())
             text = f"react({100 - (100 - p) * share:.5f})+{scale}+{drop}"

@@ -5,20 +5,18 @@ are scored once by the network that comes with the package.
 """
 
 import argparse
-import io
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
 import numpy as np
 import numpy.typing as npt
 from pages import DOCS, write_page
-from PIL import Image
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
+from sources import QUALITY, recompressed
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the simulations are shared with the tests
 
@@ -27,7 +25,7 @@ from support.streams import SHIFT, Calibrations, bets_of, calibrations, cusum, r
 from oodles.bench.suites import SUITES
 from oodles.calibration import calibrate
 from oodles.data.loaders import ImageLoader
-from oodles.data.readers import ImageSet, open_images
+from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.models import load
 from oodles.models.shipped import GUARD, shipped_folder
@@ -42,15 +40,12 @@ Floats = npt.NDArray[np.float64]
 
 NAME = "cifar10-small"
 SIZES, CONTAMINATION = (100, 1_000, 10_000), (0.01, 0.05, 0.2)
-QUALITY, OOD_IMAGES = 75, 1_000
+OOD_IMAGES = 1_000
 WINDOW = 500
 RATE = 0.05  # of rejections, if it were known
 STREAMS, STEPS, EVERY, ERROR = 2_000, 5_000, 50_000, 0.1  # of the table of false alarms
-DELAYED, LONGEST, QUIET = (
-    200,
-    50_000,
-    750,
-)  # streams, inputs after and before the change; which is in the middle of a window
+# of the table of delays: streams, inputs after the change and before it; the change is in the middle of a window
+DELAYED, LONGEST, QUIET = 200, 50_000, 750
 RULE = AlertRule()
 REAL_STREAMS, REAL_LENGTH, REAL_SIZES = 100, 4_000, (100, 1_000, 5_000)
 
@@ -222,17 +217,6 @@ def real_scores(data: Path, store: Path) -> dict[str, Floats]:
     loaders = {name: ImageLoader(images, CIFAR, labels=False) for name, images in sets.items()}
     features = {name: extract(network, loader, store=store / name) for name, loader in loaders.items()}
     return {name: detector.score(each).double().numpy() for name, each in features.items()}
-
-
-def recompressed(images: ImageSet) -> ImageSet:
-    """The same images, each encoded as JPEG and decoded again, as the ID images were."""
-
-    def opened(row: int) -> Image.Image:
-        buffer = io.BytesIO()
-        images.read(row).convert("RGB").save(buffer, format="JPEG", quality=QUALITY)
-        return Image.open(buffer)
-
-    return replace(images, open=opened)
 
 
 def accepted(scores: dict[str, Floats]) -> dict[str, float]:

@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from pages import fill, write_page
+from pages import fill, markdown_table, write_page
+from sources import authors_network, authors_run, sets_of
 
 from oodles.bench.experiment import Extraction, Tables, run_tables
 from oodles.bench.openood import AUPR, LEADERBOARD, compare_groups, leaderboard
@@ -16,7 +17,6 @@ from oodles.bench.suites import OPENOOD, Suite
 from oodles.bench.tables import markdown
 from oodles.detectors import detector_list
 from oodles.metrics import Row
-from oodles.models import build_model, load_checkpoint
 
 ID_SETS = ("cifar10", "cifar100")
 METHODS = {"ash_b+energy": "ash_b", "adascale": "adascale (AdaSCALE-A)"}
@@ -35,12 +35,9 @@ def main() -> None:
 
 def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
     """The section of one network."""
-    run = f"densenet101-{suite.name.removeprefix('openood-')}"
-    network = build_model(suite.model)
-    load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
-    sets = dict(zip(("train", "test"), suite.open_id(data), strict=True)) | suite.open_ood(data)
+    run, network = authors_run(suite), authors_network(suite, data)
     folder = store / suite.name / (run if limit is None else f"{run}-{limit}")
-    features = Extraction(suite.transform, folder, limit, tell=print).features(network.eval(), sets)
+    features = Extraction(suite.transform, folder, limit, tell=print).features(network, sets_of(suite, data))
     specs = [each.spec for each in detector_list()]
     result = run_tables(["main"], features, main=specs, p=suite.p, id_set=suite.name, run=run)
     rows = result.rows["main"]
@@ -84,20 +81,19 @@ def mean(rows: list[Row], spec: str, column: str) -> float:
 
 def sets_of_suites() -> str:
     """A table of the suites and their sets."""
-    lines = ["| suite | near OOD | far OOD |", "|---|---|---|"]
-    lines += [f"| `{name}` | {' | '.join(map(', '.join, suite.groups.values()))} |" for name, suite in OPENOOD.items()]
-    return "\n".join(lines)
+    rows = [[f"`{name}`", *map(", ".join, suite.groups.values())] for name, suite in OPENOOD.items()]
+    return markdown_table(["suite", "near OOD", "far OOD"], rows)
 
 
 def leaderboard_table() -> str:
     """The leaderboard's AUROC, near / far."""
     suites = ("openood-cifar10", "openood-cifar100", "openood-imagenet")
-    lines = [f"| | {' | '.join(suites)} |", "|---|---|---|---|"]
+    rows = []
     for method in LEADERBOARD:
         pairs = [leaderboard(suite, method) for suite in suites]
-        cells = " | ".join(f"{pair['near']:.2f} / {pair['far']:.2f}" for pair in pairs)
-        lines.append(f"| {METHODS.get(method, method.removesuffix('+energy'))} | {cells} |")
-    return "\n".join(lines)
+        cells = [f"{pair['near']:.2f} / {pair['far']:.2f}" for pair in pairs]
+        rows.append([METHODS.get(method, method.removesuffix("+energy")), *cells])
+    return markdown_table(["", *suites], rows)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from pages import DOCS, fill, write_page
+from sources import authors_network, authors_run, sets_of
 
 from oodles.bench.experiment import Extraction, Ready, Tables, run_tables
 from oodles.bench.suites import SUITES, Suite
@@ -18,7 +19,6 @@ from oodles.bench.tables import compare, markdown, sweep_view
 from oodles.detectors import DICE, Detector, Mahalanobis, parse
 from oodles.detectors.network_detector import needs_network
 from oodles.features import Features
-from oodles.models import build_model, load_checkpoint
 from oodles.paper.analysis import (
     contribution_covariance,
     drop_lowest,
@@ -38,8 +38,7 @@ from oodles.selection.sparsity import FINE_GRID, Selection, select_p
 FIGURES = ("figure1-contributions", "figure2-outputs", "figure3-sweep", "figure4-units", "covariance")
 PLAIN_ODIN = "odin(epsilon=0.004)"
 COMPARED = ("msp", "energy", "dice(0.9)+energy")
-
-"""The detectors that need more of the network than embeddings, and the features they need."""
+"""The detectors whose rows should be the paper's up to its standard deviations; :func:`far` lists the others."""
 
 
 def main() -> None:
@@ -60,14 +59,10 @@ def main() -> None:
 
 def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Features], dict[str, Selection], list[Ready]]:
     """Features of every set, the choice of p on noise over two grids, and what needs more of the network."""
-    run = f"densenet101-{record.name}"
-    network = build_model(record.model)
-    load_checkpoint(network, data / "checkpoints" / f"{run}.pth.tar")
-    train, test = record.open_id(data)
-    sets = {"train": train, "test": test, **record.open_ood(data)}
+    run, network = authors_run(record), authors_network(record, data)
     extraction = Extraction(record.transform, store / record.name / run, tell=print)
     deep = [detector for detector in map(parse, main_specs(record)) if needs_network(detector)]
-    features, ready = extraction.run(network, sets, deep)
+    features, ready = extraction.run(network, sets_of(record, data), deep)
     blank = torch.zeros(1, 3, record.transform.size, record.transform.size)
     noise = noise_features(network, blank, count=1000, store=store / "noise" / run)
     ids = {"train": features["train"], "held_out": features["test"], "outliers": noise}

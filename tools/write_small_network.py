@@ -5,20 +5,18 @@ the page describes. Every number on the page comes from this run or from the net
 """
 
 import argparse
-import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from pages import write_page
-from PIL import Image
+from sources import QUALITY, TRAIN_IMAGES, jpeg_sets
 from torch import nn
 
 from oodles.bench.experiment import Extraction, Tables, run_tables
-from oodles.bench.suites import CIFAR_ODIN, SUITES
+from oodles.bench.suites import CIFAR_ODIN
 from oodles.bench.tables import compare, markdown, results
-from oodles.data.readers import ImageSet, open_images
+from oodles.data.readers import ImageSet
 from oodles.data.transforms import CIFAR
 from oodles.detectors import detector_list, parse
 from oodles.detectors.network_detector import needs_network
@@ -27,8 +25,6 @@ from oodles.network.forward import HeadName
 from oodles.paper.published import AVERAGE
 
 NAME = "cifar10-small"
-QUALITY = 75
-TRAIN_IMAGES = 10_000
 EXTRA = (
     "react(97)",
     "dice(0.05)",
@@ -50,9 +46,7 @@ def main() -> None:
     parser.add_argument("godin", type=Path)
     parser.add_argument("--store", type=Path, default=Path("oodles-store"), help="folder for the features")
     arguments = parser.parse_args()
-    archive = arguments.data / "cifar10-jpeg.zip"
-    sets = {"train": open_images(archive / "train").sample(TRAIN_IMAGES), "test": open_images(archive / "test")}
-    sets |= {name: recompressed(part) for name, part in SUITES["cifar10"].open_ood(arguments.data).items()}
+    sets = jpeg_sets(arguments.data)
     specs = list(dict.fromkeys([*(each.spec for each in detector_list()), *(parse(text).spec for text in EXTRA)]))
     result, _ = measure(load(NAME), sets, specs, arguments.store / NAME)
     network = small_resnet(head_type="deconf")
@@ -84,17 +78,6 @@ def main() -> None:
         godin_table=markdown(compare(godin.rows["main"])).rstrip(),
         godin_verdict=chance(godin),
     )
-
-
-def recompressed(images: ImageSet) -> ImageSet:
-    """The same images, each encoded as JPEG and decoded again."""
-
-    def opened(row: int) -> Image.Image:
-        buffer = io.BytesIO()
-        images.read(row).convert("RGB").save(buffer, format="JPEG", quality=QUALITY)
-        return Image.open(buffer)
-
-    return replace(images, open=opened)
 
 
 def measure(

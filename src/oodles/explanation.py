@@ -154,7 +154,7 @@ def _contributions(setting: _Setting, detector: Detector) -> Sequence[Contributi
     features, labels, train = setting.features, setting.labels, setting.train
     if not is_sparsified(detector) or labels is None or features.head is None or not features.holds("embedding"):
         return [None] * len(features)
-    found = _split(detector, features.head, shaped_rows(detector, features.embedding), labels)
+    found = _contribution_list(detector, features.head, shaped_rows(detector, features.embedding), labels)
     if train is None or not train.holds("logits"):
         return found
     means = ClassMeans()
@@ -162,7 +162,7 @@ def _contributions(setting: _Setting, detector: Detector) -> Sequence[Contributi
         predicted = batch.logits.argmax(dim=1).cpu()
         needed = torch.isin(predicted, labels)
         means.add(shaped_rows(detector, batch.embedding[needed]), predicted[needed], features.classes)
-    usual = _split(detector, features.head, means.values()[labels], labels)
+    usual = _contribution_list(detector, features.head, means.values()[labels], labels)
     known = (means.counts[labels] > 0).tolist()
     return [replace(own, usual=mean if yes else None) for own, mean, yes in zip(found, usual, known, strict=True)]
 
@@ -189,7 +189,7 @@ def split(
     return kept * shaped, dropped, bias.cpu()[labels].double() * factor, factor
 
 
-def _split(detector: LogitDetector, head: Head, rows: Tensor, labels: Tensor) -> list[Contributions]:
+def _contribution_list(detector: LogitDetector, head: Head, rows: Tensor, labels: Tensor) -> list[Contributions]:
     kept, dropped, bias, factor = split(detector, head.weight, head.full_bias(), rows, labels)
     parts = zip(kept.numpy(), dropped.numpy(), bias.tolist(), factor.tolist(), strict=True)
     return [Contributions(*part) for part in parts]

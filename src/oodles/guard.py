@@ -23,6 +23,7 @@ from oodles.detectors.base import (
     check_head,
     check_multilabel,
     extra_columns,
+    float_buffer,
     learned_columns,
 )
 from oodles.detectors.network_detector import layers_of, needs_head, needs_network, steps_of
@@ -153,8 +154,7 @@ class Guard(nn.Module):
         options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
         about: dict[str, Any] = {"labels": labels, "classes": classes, "multilabel": multilabel}
         features = extract(model, train, **options, **about)
-        if chosen is None:
-            chosen = default_detector(features)
+        chosen = default_detector(features) if chosen is None else chosen
         features = screen(features, learned_columns([chosen]), outlier_rows)
         if calibration is None:
             learned, held_out = features.split()
@@ -203,8 +203,7 @@ class Guard(nn.Module):
         That is the largest of the softmax, or for a multi-label model the sigmoid of the largest logit.
         """
         verdict, logits = self._judge(inputs, named)
-        shown = self._forward is not None and self._forward.multilabel
-        return verdict, label_probability(logits, multilabel=shown if self.multilabel is None else self.multilabel)
+        return verdict, label_probability(logits, multilabel=self._is_multilabel(self._forward))
 
     def _judge(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Verdict, Tensor]:
         """The verdict and the logits of the classes, which a model with a softmax at its end does not return."""
@@ -216,11 +215,10 @@ class Guard(nn.Module):
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             used = [column.to(like) for column in columns]
             score = self.detector(*used)
-        # clipping would make an infinite activation an ordinary one; after the cast, in which a large number overflows
-        # zero times a number is zero unless it is NaN or infinite: a third of the operations of isfinite
+        # what is not finite, perhaps only since the cast, gets NaN even if a shape clips it to an ordinary number;
+        # zero times a number is zero unless that is NaN or infinite: a third of the operations of isfinite
         score = (score + torch.cat([*used, score[:, None]], dim=1).mul(0).sum(dim=1)).to(logits.device)
-        verdict = Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score))
-        return verdict, seen["logits"]
+        return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score)), seen["logits"]
 
     @torch.no_grad()
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Pass:
@@ -233,9 +231,8 @@ class Guard(nn.Module):
             batch = Inputs(inputs, {name: value for name, value in named.items() if name not in LABEL_KEYS})
         with eval_mode(self.model) if needs_eval(self._parts) else nullcontext():
             seen = run_with_steps(self._forward_pass(batch), batch, self._steps)
-        classes = seen.columns["logits"].shape[1]
-        if len(self.class_names) not in (0, classes):
-            count = len(self.class_names)
+        count, classes = len(self.class_names), seen.columns["logits"].shape[1]
+        if count not in (0, classes):
             raise ArgumentError(f"classes= has {count} names, but the model has {classes} classes; name each of them")
         return seen
 
@@ -258,20 +255,24 @@ class Guard(nn.Module):
                 raise
             forward = ForwardPass(network, False, layers)
         shape, found_head = self.detector.shape_, forward.feature_head()
-        if shape is not None and found_head is not None:
-            want, found = tuple(shape.tolist()), (found_head.width, found_head.classes)
+        if found_head is not None:
+            found = (found_head.width, found_head.classes)
+            want = found if shape is None else tuple(shape.tolist())
             if want != found:
                 fact = f"was fitted on (width, classes) {want}, this model has {found}"
                 raise ShapeError(f"{self.detector} {fact}; fit it on this model's features")
-        if found_head is not None:
             check_head(self.detector, found_head)
-        if forward.multilabel if self.multilabel is None else self.multilabel:
+        if self._is_multilabel(forward):
             check_multilabel(self.detector)
         self._probe = self._probe or probe_like(inputs)
         self._steps = steps_of([self.detector])
-        self._like = next((buffer for buffer in self.detector.buffers() if buffer.is_floating_point()), None)
+        self._like = float_buffer(self.detector)
         self._forward = forward  # last, because another thread may use all three as soon as it is there
         return forward
+
+    def _is_multilabel(self, forward: ForwardPass | None) -> bool:
+        """Whether an input may have several classes: as given, else as the model shows."""
+        return (forward is not None and forward.multilabel) if self.multilabel is None else self.multilabel
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:
         """Why each input is accepted or rejected, see :class:`oodles.explanation.Explanation`.
@@ -287,10 +288,9 @@ class Guard(nn.Module):
         """Write detector and threshold to the folder ``path``, without the model itself.
 
         A fingerprint of the model's weights and hyperparameters is kept, and its answers to noise of the inputs' shape,
-        so the guard can only be loaded with that model or a copy of it in half precision. Replacing an earlier
-        guard is a single atomic step, also while others load it. ``key``, at least 16 secret bytes or the file that
-        holds them, signs the guard: checksums find accidents, but anybody who alters a file can also compute its
-        checksum.
+        so the guard can only be loaded with that model or a copy of it in half precision. Replacing an earlier guard is
+        a single atomic step, also while others load it. ``key``, at least 16 secret bytes or the file that holds them,
+        signs the guard: checksums find accidents, but anybody who alters a file can also compute its checksum.
         """
         model, about = model_fingerprint(self.model), (self.preprocessing, self.class_names, self.multilabel)
         probe = self._probe or image_probe(self.preprocessing)
@@ -330,7 +330,7 @@ class Guard(nn.Module):
                 self.threshold,
                 self.preprocessing,
                 self.class_names,
-                forward.multilabel if self.multilabel is None else self.multilabel,
+                self._is_multilabel(forward),
                 model_fingerprint(self.model),
             )
             return export_guard(exportable, Path(path), rows, origin, metrics=metrics or {}, overwrite=overwrite)

@@ -43,7 +43,7 @@ def score_histograms(
         figure, axes = _panels(len(scores), width=4.2, height=3.4)
         for axis, (detector, (id_scores, ood)) in zip(axes, scores.items(), strict=True):
             _histograms(axis, id_scores, ood)
-            axis.axvline(thresholds[detector], color="black", linewidth=1, linestyle="--", label="accepts 95 % of ID")
+            axis.axvline(thresholds[detector], color=INK, linewidth=1, linestyle="--", label="accepts 95 % of ID")
             axis.set_title(f"{detector}\n{notes[detector]}")
             axis.set_xlabel("score (larger = more in-distribution)")
         axes[0].set_ylabel("fraction of images")
@@ -58,14 +58,8 @@ def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
-        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
-        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
-            index = np.arange(len(mean))
-            axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
-            axis.plot(index, mean, color=colour, linewidth=1.2)
-            axis.axvline(kept_from, color="black", linewidth=1, linestyle=":")
-            axis.axhline(0, color="black", linewidth=0.6)
-            axis.set_title(title)
+        _contribution_panels(axes, panels, None, kept_from)
+        for axis in axes:
             axis.set_xlabel("unit, by mean ID contribution")
         axes[0].set_ylabel(f"contribution to {name}")
     return figure
@@ -93,17 +87,9 @@ def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Ma
     """Figure 3: FPR95 and the normalised standard deviation of OOD scores against p; one line per set."""
     with mpl.rc_context(STYLE):
         figure, axes = _panels(2, width=3.8, height=3.2)
-        places = np.arange(len(grid))
-        for axis, curves, label in (
-            (axes[0], fpr95, "FPR95 (%)"),
-            (axes[1], spread, "std of OOD scores / mean ID score"),
-        ):
-            for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
-                axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
-            mean = np.mean(list(curves.values()), axis=0)
-            axis.plot(places, mean, color="black", marker="s", markersize=4, linewidth=2, label="average")
-            axis.set_xticks(places, [f"{p:g}" for p in grid])
-            axis.set_xlabel("sparsity p")
+        labels = ("FPR95 (%)", "std of OOD scores / mean ID score")
+        for axis, curves, label in zip(axes, (fpr95, spread), labels, strict=True):
+            _curves_over_p(axis, grid, curves, np.mean(list(curves.values()), axis=0))
             axis.set_ylabel(label)
             axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
         _legend(figure, axes[0])
@@ -126,7 +112,7 @@ def unit_variances(
         below.set_ylabel("variance")
         below.set_xlabel("unit, by mean ID contribution (dropped left of the dotted line, kept right of it)")
         for axis in (above, below):
-            axis.axvline(kept_from, color="black", linewidth=1, linestyle=":")
+            axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
         _legend(figure, above)
     return figure
 
@@ -199,16 +185,12 @@ def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, fl
 def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average: Array) -> Figure:
     """FPR95 of each detector, one line each: a dot per set and a bar at the average."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(NARROW[0], 1.1 + 0.21 * len(detectors)), layout="constrained")
-        axis = figure.subplots()
-        places = np.arange(len(detectors))[::-1]
+        figure, axis, places = _named_lines(detectors, 1.1)
         for place in places:
             axis.axhline(place, color=INK, linewidth=0.4, alpha=0.25)
         for colour, (name, values) in zip(cycle(OOD_COLOURS), by_set.items(), strict=False):
             axis.plot(values, places, "o", color=colour, markersize=4, label=name)
         axis.plot(average, places, "|", color=INK, markersize=9, markeredgewidth=2, label="average")
-        axis.set_yticks(places, detectors)
-        axis.set_ylim(-0.7, len(detectors) - 0.3)
         axis.set_xlabel("FPR95 (%), lower is better")
         _legend(figure, axis, columns=3)
     return figure
@@ -217,14 +199,10 @@ def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average
 def rates_by_class(names: Sequence[str], rates: Array, low: Array, high: Array, *, expected: float) -> Figure:
     """The share of accepted inputs by predicted class, in percent with intervals; a line at the expected share."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(NARROW[0], 1.0 + 0.21 * len(names)), layout="constrained")
-        axis = figure.subplots()
-        places = np.arange(len(names))[::-1]
+        figure, axis, places = _named_lines(names, 1.0)
         axis.hlines(places, low, high, color=ID_COLOUR, linewidth=1.2, label="95 % interval")
         axis.plot(rates, places, "o", color=ID_COLOUR, markersize=4, label="accepted")
         axis.axvline(expected, color=INK, linewidth=1, linestyle="--", label=f"{expected:g} %")
-        axis.set_yticks(places, names)
-        axis.set_ylim(-0.7, len(names) - 0.3)
         axis.set_xlabel("accepted (%)")
         _legend(figure, axis, columns=3)
     return figure
@@ -249,14 +227,9 @@ def sparsity_curve(
     """FPR95 against p: one line per set, the average thicker, and the p of the detector marked."""
     with mpl.rc_context(STYLE):
         figure, axis = _narrow()
-        places = np.arange(len(grid))
-        for colour, (name, values) in zip(cycle(OOD_COLOURS), fpr95.items(), strict=False):
-            axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
-        axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
+        _curves_over_p(axis, grid, fpr95, average)
         if chosen is not None and chosen in grid:
             axis.axvline(list(grid).index(chosen), color=INK, linewidth=1, linestyle="--", label=f"p = {chosen:g}")
-        axis.set_xticks(places, [f"{p:g}" for p in grid])
-        axis.set_xlabel("sparsity p")
         axis.set_ylabel("FPR95 (%), lower is better")
         axis.set_ylim(bottom=0)
         _legend(figure, axis, columns=3)
@@ -267,14 +240,8 @@ def stacked_contributions(panels: Mapping[str, tuple[Array, Array]], units: Arra
     """Figure 1 for a narrow page: the panels of :func:`contributions` one below another; ``units`` are their ranks."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
-        axes = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
-        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
-            axis.fill_between(units, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
-            axis.plot(units, mean, color=colour, linewidth=1.2)
-            axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
-            axis.axhline(0, color=INK, linewidth=0.6)
-            axis.set_title(title)
+        axes = list(figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
+        _contribution_panels(axes, panels, units, kept_from)
         axes[-1].set_xlabel("unit, by mean ID contribution")
     return figure
 
@@ -343,9 +310,41 @@ def _panels(count: int, *, width: float, height: float, sharey: bool = False) ->
     return figure, list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
 
 
-def _narrow() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=NARROW, layout="constrained")
+def _narrow(height: float = NARROW[1]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(NARROW[0], height), layout="constrained")
     return figure, figure.subplots()
+
+
+def _named_lines(names: Sequence[str], margins: float) -> tuple[Figure, Axes, Array]:
+    """A narrow figure with one line for each name from top to bottom, and the places of these lines."""
+    figure, axis = _narrow(margins + 0.21 * len(names))
+    places = np.arange(len(names))[::-1]
+    axis.set_yticks(places, names)
+    axis.set_ylim(-0.7, len(names) - 0.3)
+    return figure, axis, places
+
+
+def _contribution_panels(
+    axes: Sequence[Axes], panels: Mapping[str, tuple[Array, Array]], units: Array | None, kept_from: int
+) -> None:
+    """Mean contributions with their standard deviation shaded; the units are numbered if ``units`` is None."""
+    colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
+    for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
+        index = np.arange(len(mean)) if units is None else units
+        axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
+        axis.plot(index, mean, color=colour, linewidth=1.2)
+        axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
+        axis.axhline(0, color=INK, linewidth=0.6)
+        axis.set_title(title)
+
+
+def _curves_over_p(axis: Axes, grid: Sequence[float], curves: Mapping[str, Array], average: Array) -> None:
+    places = np.arange(len(grid))
+    for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
+        axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
+    axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
+    axis.set_xticks(places, [f"{p:g}" for p in grid])
+    axis.set_xlabel("sparsity p")
 
 
 def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:

@@ -180,8 +180,8 @@ def exporting_keeps_scores(detector: Detector, features: Features) -> None:
     """``torch.export`` with a dynamic number of rows gives the same scores, and NaN stays NaN."""
     fit_and_tune(detector, features)
     rows = {0: torch.export.Dim("rows", min=2, max=1 << 20)}
-    columns = [features.column(name).float() for name in (*INPUTS, *extra_columns(detector))]
     extras = extra_columns(detector)
+    columns = [features.column(name).float() for name in (*INPUTS, *extras)]
     others = ((rows,) * len(extras),) if extras else ()
     sample = tuple(column[:2] for column in columns)
     program = torch.export.export(detector, sample, dynamic_shapes=(rows, rows, *others)).module()
@@ -211,8 +211,7 @@ def memory_is_stated(detector: Detector, features: Features) -> None:
     """Scoring holds no more numbers per row than ``numbers_per_row`` states, by which batches are sized."""
     fit_and_tune(detector, features)
     used = _used(detector, features)
-    names = (*INPUTS, *extra_columns(detector))
-    columns = [used.get(name, features.embedding[:, :0]) for name in names]
+    columns = [used.get(name, features.embedding[:, :0]) for name in (*INPUTS, *extra_columns(detector))]
     half, whole = (peak_bytes(partial(_score_rows, detector, columns, len(features) // part)) for part in (2, 1))
     per_row = (whole - half) / (len(features) - len(features) // 2) / columns[0].element_size()
     width = sum(column.shape[1] for name, column in used.items() if name != "logits")

@@ -213,16 +213,15 @@ TIMM = [
 
 # transformers -----------------------------------------------------------------------------------------------------
 
-TEXT = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-TEXT |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PICTURE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-PICTURE |= {"image_size": 32, "patch_size": 8}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TEXT = SMALL | TOKENS
+PICTURE = SMALL | {"image_size": 32, "patch_size": 8}
 STAGES = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
 WINDOWS = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
-SOUND = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-SOUND |= {"conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 8), "num_feat_extract_layers": 2}
+SOUND = SMALL | {"conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 8), "num_feat_extract_layers": 2}
 SOUND |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}
-SEQUENCE = {"vocab_size": 50, "d_model": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SEQUENCE = TOKENS | {"d_model": 32}
 BART = SEQUENCE | {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 BART |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "decoder_start_token_id": 2, "max_position_embeddings": 64}
 CLIP = {"vision_config": PICTURE, "text_config": TEXT, "projection_dim": 16}
@@ -300,22 +299,13 @@ def _zero_shot() -> nn.Module:
 
 PIXELS = images(32, key="pixel_values")
 DISTIL = {"vocab_size": 50, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
-GPT = {
-    "vocab_size": 50,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+GPT = TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 2}
 OPT = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64}
 OPT |= {"word_embed_proj_dim": 32, "pad_token_id": 0}
 T5 = SEQUENCE | {"d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
 WHISPER = BART | {"num_mel_bins": 8, "max_source_positions": 30, "classifier_proj_size": 16}
 XLNET = {"vocab_size": 50, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64}
-SPECTROGRAM = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-SPECTROGRAM |= {"patch_size": 4, "max_length": 20, "num_mel_bins": 12, "frequency_stride": 4, "time_stride": 4}
+SPECTROGRAM = SMALL | {"patch_size": 4, "max_length": 20, "num_mel_bins": 12, "frequency_stride": 4, "time_stride": 4}
 GROUPED = TEXT | {"num_key_value_heads": 2}
 FNET = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
 TRANSFORMERS = [

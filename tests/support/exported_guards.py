@@ -46,19 +46,13 @@ def export(kind: str, path: Path) -> Path:
         model = Net(5 if kind == "vectors" else 48).eval()
     if kind == "vectors":
         rows = torch.randn(120, 5, generator=generator)
-        guard = Guard.fit(model, [rows], detector="dice(0.5)", labels=False, classes=["a", "b", "c"])
+        detector, preprocessing = "dice(0.5)", None
     else:
         rows = (torch.rand(120, 3, 4, 4, generator=generator) - 0.5) / 0.25
-        transform = Transform(4, 4, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-        guard = Guard.fit(
-            model,
-            [rows],
-            detector="rank_ensemble(['dice(0.5)', 'energy'], holdout=0.4)",
-            labels=False,
-            classes=["a", "b", "c"],
-            preprocessing=transform,
-        )
-    guard.export(path)
+        detector = "rank_ensemble(['dice(0.5)', 'energy'], holdout=0.4)"
+        preprocessing = Transform(4, 4, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    classes = ["a", "b", "c"]
+    Guard.fit(model, [rows], detector=detector, labels=False, classes=classes, preprocessing=preprocessing).export(path)
     return path
 
 

@@ -325,33 +325,11 @@ class LowRank(nn.Module):
         return self.base(embedding) + self.scale * self.up(self.down(embedding))
 
 
-class CosineProduct(Net):
-    """Cosine head: both sides of a product normalised, times a scale."""
-
-    def forward(self, images: Tensor) -> Any:
-        return 10 * F.linear(F.normalize(self.hidden(images)), F.normalize(self.fc.weight))
-
-
-class CosinePlain(Net):
-    """The same without the scale, so that the output of one product is the logits, bit for bit."""
-
-    def forward(self, images: Tensor) -> Any:
-        return F.linear(F.normalize(self.hidden(images)), F.normalize(self.fc.weight))
-
-
 class CosineSimilarity(Net):
     """Cosine head by ``F.cosine_similarity``, without any linear operation."""
 
     def forward(self, images: Tensor) -> Any:
         return 10 * F.cosine_similarity(self.hidden(images)[:, None], self.fc.weight[None], dim=2)
-
-
-class CosineDivided(Net):
-    """Cosine head by dividing a plain product by both norms afterwards."""
-
-    def forward(self, images: Tensor) -> Any:
-        hidden = self.hidden(images)
-        return hidden @ self.fc.weight.T / (hidden.norm(dim=1, keepdim=True) * self.fc.weight.norm(dim=1))
 
 
 class CosinePerClass(Net):

@@ -133,8 +133,9 @@ def _caption(
 ) -> str:
     parts = [
         " / ".join(metric.title for metric in metrics) + " in percent, the best in bold",
-        "FPR95 is the ID images rejected when 95 % of OOD is rejected" if metrics is FPR95_AUROC else "",
-        "" if metrics is FPR95_AUROC else "average precision, where OpenOOD uses the trapezoidal rule",
+        "FPR95 is the ID images rejected when 95 % of OOD is rejected"
+        if metrics is FPR95_AUROC
+        else "average precision, where OpenOOD uses the trapezoidal rule",
     ]
     for group, names in groups.items():
         absent = [name for name in names if name not in columns]
@@ -142,4 +143,4 @@ def _caption(
             parts.append(f"{group} without {', '.join(absent)}")
     if cited:
         parts.append("in brackets the leaderboard's AUROC, with OpenOOD's networks, settings and all sets")
-    return "; ".join(filter(None, parts))
+    return "; ".join(parts)

@@ -91,7 +91,7 @@ class Suite:
             path, root = (data / place for place in self.lists[name])
             if path.is_file() and is_unpacked(path, root):
                 return path
-        return _find(data, self._places(name))
+        return next((data / place for place in self._places(name) if path_exists(data / place)), None)
 
     def _places(self, name: str) -> Places:
         return {"train": self.train, "test": self.test, **self.ood, **self.extra}[name]
@@ -132,10 +132,6 @@ def suite(name: str) -> Suite:
     if name not in suites:
         raise ArgumentError(f"suite {name!r} must be one of {', '.join(suites)}")
     return suites[name]
-
-
-def _find(data: Path, places: Places) -> Path | None:
-    return next((data / place for place in places if path_exists(data / place)), None)
 
 
 def _cifar(classes: int, train: str, test: str) -> Suite:

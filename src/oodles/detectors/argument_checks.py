@@ -13,8 +13,7 @@ def check_whole(name: str, value: Any, low: int, high: int = MOST) -> int:
     """The value, if it is a whole number from ``low`` to ``high``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
         raise ArgumentError(f"{name}={shown(value)} must be a whole number from {low:,} to {high:,}")
-    whole: int = value
-    return whole
+    return cast(int, value)
 
 
 def check_positive(name: str, value: Any, low: float = 1e-6, high: float = 1e6) -> float:

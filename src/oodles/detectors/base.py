@@ -129,9 +129,7 @@ class Detector(Described):
         self._norms.report()
         head = None if self._head is None else self._head.to("cpu", torch.float32)
         _learn_finite(self, self._statistics, cast(Head, head))
-        if self.learns_from:
-            self.shape_ = torch.tensor(self._seen)
-            self.probe_ = None if self._head is None else self._head.probe.clone()
+        remember_model(self, self._seen, self._head)
         return self.to(self._device)
 
     @property
@@ -260,10 +258,17 @@ def _learn_finite(detector: Detector, statistics: Statistics, head: Head) -> Non
         )
 
 
+def remember_model(detector: Detector, seen: tuple[int, int], head: Head | None) -> None:
+    """Keep the shape and the head of the training features, which features to score must match."""
+    if detector.learns_from:
+        detector.shape_ = torch.tensor(seen)
+        detector.probe_ = None if head is None else head.probe.clone()
+
+
 @torch.no_grad()
 def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
     """The scores of each batch; a row that is not finite in the detector's precision has NaN."""
-    buffer = next((buffer for buffer in detector.buffers() if buffer.is_floating_point()), None)
+    buffer = float_buffer(detector)
     wanted, names = detector.scores_from, (*INPUTS, *extra_columns(detector))
     for batch in features.batches(_rows_at_once(detector, features, 8 if buffer is None else buffer.element_size())):
         columns = [batch.column(name) if name in wanted else None for name in names]
@@ -276,6 +281,11 @@ def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
         narrower = any(old is not None and torch.promote_types(old.dtype, like.dtype) != like.dtype for old in columns)
         bad = rows_not_finite(dict(zip(names, used, strict=True))) if narrower or not features.validated else []
         yield part.index_fill(0, torch.tensor(bad), torch.nan) if bad else part
+
+
+def float_buffer(detector: Detector) -> Tensor | None:
+    """A tensor of the type and on the device that the detector computes in; None if it has learned no numbers."""
+    return next((buffer for buffer in detector.buffers() if buffer.is_floating_point()), None)
 
 
 def _joined(parts: Iterator[Tensor], rows: int) -> Tensor:

@@ -71,9 +71,9 @@ class DefaultEnsemble(RankEnsemble):
     ) -> None:
         from oodles.detectors.parse import as_detector  # parsing knows every detector, this one included
 
-        for argument, given in (("detectors", detectors), ("signed", signed)):
-            if given or argument == "detectors":
-                require_members(argument, given)
+        require_members("detectors", detectors)
+        if signed:
+            require_members("signed", signed)
         usual, others = ({as_detector(each).spec: each for each in given} for given in (detectors, signed))
         super().__init__(detectors=list((usual | others).values()), reduction="fisher")
         self.detectors, self.signed = tuple(usual), tuple(others)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from oodles.detectors.base import INPUTS, Detector, Statistics, extra_columns
+from oodles.detectors.base import INPUTS, Detector, Statistics, extra_columns, remember_model
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, layers_of, needs_network, steps_of
 from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
@@ -146,9 +146,7 @@ class RankEnsemble(NetworkDetector):
     def learn_member(self, member: Detector, statistics: Statistics, head: Head) -> None:
         """Let one member learn from its own statistics."""
         member.learn(statistics, head)
-        if member.learns_from:
-            member.shape_ = torch.tensor(self._seen)
-            member.probe_ = None if self._head is None else self._head.probe.clone()
+        remember_model(member, self._seen, self._head)
 
     def _rows_to_rank(self, held_out: RowSample, learned: RowSample) -> Tensor:
         rows, others = held_out.rows(), learned.rows()

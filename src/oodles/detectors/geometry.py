@@ -111,10 +111,8 @@ class SHE(Detector):
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        correct, whole = statistics["correct"], statistics["all"]
-        everything = (whole.values() * whole.counts[:, None]).sum(dim=0) / whole.counts.sum()
-        patterns = torch.where(whole.counts[:, None] > 0, whole.values(), everything)
-        self.patterns_ = torch.where(correct.counts[:, None] > 0, correct.values(), patterns).float()
+        correct, others = statistics["correct"], statistics["all"].values_or_overall()
+        self.patterns_ = torch.where(correct.counts[:, None] > 0, correct.values(), others).float()
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -155,9 +153,7 @@ class CADRef(Detector):
         mean_energy = statistics["energy"].value()
         if not mean_energy > 0:
             raise DataError(f"{self} divides by the mean ID energy, which is {float(mean_energy):.3g}; use fdbd or nci")
-        means = statistics["means"]
-        everything = (means.values() * means.counts[:, None]).sum(dim=0) / means.counts.sum()
-        self.means_ = torch.where(means.counts[:, None] > 0, means.values(), everything).float()
+        self.means_ = statistics["means"].values_or_overall().float()
         self.signs_, self.energy_ = head.weight.sign().float(), mean_energy.float()
 
     @override
@@ -192,23 +188,21 @@ class MCM(Detector):
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        norms = torch.linalg.vector_norm(batch.embedding.double(), dim=1)
-        if float(norms.max()) > 1.01 * float(norms.min()):
-            raise DataError(
-                f"{self} is for cosine heads, whose embeddings are normalised; here their norms go from "
-                f"{float(norms.min()):.3g} to {float(norms.max()):.3g}. Use msp for other heads"
-            )
+        self._require_equal_norms("embeddings", batch.embedding)
 
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
-        norms = torch.linalg.vector_norm(head.weight.double(), dim=1)
-        if float(norms.max()) > 1.01 * float(norms.min()):
-            raise DataError(
-                f"{self} is for cosine heads, whose weights are normalised; here their norms go from "
-                f"{float(norms.min()):.3g} to {float(norms.max()):.3g}. Use msp for other heads"
-            )
+        self._require_equal_norms("weights", head.weight)
         self.classes_ = F.normalize(head.weight)
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
         return msp(F.normalize(embedding) @ self.classes_.T, self.temperature)
+
+    def _require_equal_norms(self, what: str, rows: Tensor) -> None:
+        least, most = (float(end) for end in torch.linalg.vector_norm(rows.double(), dim=1).aminmax())
+        if most > 1.01 * least:
+            raise DataError(
+                f"{self} is for cosine heads, whose {what} are normalised; here their norms go from {least:.3g} to "
+                f"{most:.3g}. Use msp for other heads"
+            )

@@ -121,7 +121,7 @@ class Mahalanobis(SteppedDetector):
         if combined is not None:
             self.coefficients_, self.intercept_ = (part.to(self._gaussians()[0].mean_) for part in combined)
         if self.epsilon is None:
-            self._choose(best)
+            self.choice_ = torch.tensor(best)
         self.to(self._gaussians()[0].mean_.device)
 
     @override

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -74,7 +73,7 @@ class SteppedDetector(NetworkDetector):
 
     grid: tuple[float, ...]
     tunes: tuple[str, ...] = ("choice_",)
-    choice_: Tensor | None
+    choice_: Tensor | None  # the place of the chosen size in the grid
 
     def __init__(self, epsilon: float | None, std: Sequence[float]) -> None:
         super().__init__()
@@ -100,9 +99,6 @@ class SteppedDetector(NetworkDetector):
     @override
     def _tuning_summary(self) -> str:
         return f"epsilon {self.step_size:g}" if self.epsilon is None and self.step_size is not None else ""
-
-    def _choose(self, place: int) -> None:
-        self.choice_ = torch.tensor(place)
 
 
 def needs_network(detector: Detector) -> bool:

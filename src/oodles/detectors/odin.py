@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -53,7 +54,7 @@ class _OneColumn(SteppedDetector):
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
         columns = [self.step(epsilon).column if epsilon else self.column for epsilon in self.grid]
         means = [float(self.score_values(held_out.column(column).double()).mean()) for column in columns]
-        self._choose(means.index(max(means)))
+        self.choice_ = torch.tensor(means.index(max(means)))
         self.to(held_out.device)
 
     @override

@@ -83,23 +83,19 @@ class RowNorms:
             found = found | outlying if len(found) else outlying
         return found.nonzero().flatten()
 
-    def problem(self) -> str:
-        """What is wrong with the rows, in a sentence; empty if nothing is."""
+    def report(self, outlier_rows: str = "warn") -> None:
+        """Warn or raise if there are outliers."""
         rows = self.outliers()
-        total = max((len(numbers.values()) for numbers in self._norms.values()), default=0)
         if not len(rows):
-            return ""
-        return (
+            return
+        total = max(len(numbers.values()) for numbers in self._norms.values())
+        problem = (
             f"{len(rows)} of {total} training rows have norms of more than {FACTOR} times the median, the first is row "
             f"{int(rows[0])}; they can ruin what is learned. Check those inputs, or leave them out: outlier_rows='drop'"
         )
-
-    def report(self, outlier_rows: str = "warn") -> None:
-        """Warn or raise if there are outliers."""
-        problem = self.problem()
-        if problem and outlier_rows == "raise":
+        if outlier_rows == "raise":
             raise DataError(problem)
-        if problem and outlier_rows == "warn":
+        if outlier_rows == "warn":
             warnings.warn(problem, FitWarning, stacklevel=4)
 
 

@@ -17,7 +17,7 @@ from oodles.detectors.registry import entries
 from oodles.detectors.score_only import ScoreDetector
 from oodles.errors import ArgumentError
 
-LARGEST = 1e38  # of single precision
+LARGEST = 1e38  # single precision ends a little above
 LONGEST, MOST_TERMS, MOST_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
 _PATH = re.compile(r"(^|\+)\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 

@@ -239,6 +239,12 @@ class ClassMeans:
         """The means ``(C, m)``; zeros for a class without rows."""
         return self._sums / self.counts.clamp(min=1)[:, None]
 
+    def values_or_overall(self) -> Tensor:
+        """The means ``(C, m)``; a class without rows has the mean of all rows."""
+        means = self.values()
+        overall = (means * self.counts[:, None]).sum(dim=0) / self.counts.sum()
+        return torch.where(self.counts[:, None] > 0, means, overall)
+
 
 class RowSample:
     """At most ``limit`` rows, chosen by their content: the same ones whatever their order and batches.

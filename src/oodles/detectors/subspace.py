@@ -46,8 +46,7 @@ class Residual(Detector):
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
         width = head.width
-        default = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-        dimension = default if self.dimension is None else self.dimension
+        dimension = default_dimension(width) if self.dimension is None else self.dimension
         if not 0 < dimension < width:
             raise ArgumentError(f"dimension={dimension} must be smaller than the width of the embedding, {width}")
         origin = _origin(head)
@@ -86,9 +85,6 @@ class ViM(Residual):
     learns_from = ("embedding", "logits", "head")
     scores_from = ("embedding", "logits")
     alpha_: Tensor
-
-    def __init__(self, *, dimension: int | None = None) -> None:
-        super().__init__(dimension=dimension)
 
     @property
     @override
@@ -231,6 +227,11 @@ class PNML(Detector):
         # the terms minus p are summed, because the p add up to 1 and the regret of an ID row is small
         regret = torch.log1p((terms * rest * -torch.expm1(power * log_p)).sum(dim=1))
         return -regret / math.log(max(2, log_p.shape[1]))
+
+
+def default_dimension(width: int) -> int:
+    """The dimension of the principal subspace that ViM's authors recommend."""
+    return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
 
 
 def _origin(head: Head) -> Tensor:

@@ -66,13 +66,13 @@ class TiedGaussian(Learned):
 
 def _warn(name: str, counts: Tensor, width: int, rank: int) -> None:
     """Say what a user should know about a fit."""
-    empty, single = (int((counts == count).sum()) for count in (0, 1))
-    messages = {
-        f"{empty} of {len(counts)} classes have no training row and are left out": empty > 0,
-        f"{single} of {len(counts)} classes have a single training row, which says nothing about their variance": single
-        > 0,
-        f"{name}: {width - rank} of {width} directions do not vary within classes and are left out": rank < width,
+    empty, single, left_out = int((counts == 0).sum()), int((counts == 1).sum()), width - rank
+    classes = f"of {len(counts)} classes have"
+    facts = {
+        f"{empty} {classes} no training row and are left out": empty,
+        f"{single} {classes} a single training row, which says nothing about their variance": single,
+        f"{name}: {left_out} of {width} directions do not vary within classes and are left out": left_out,
     }
-    for message, applies in messages.items():
-        if applies:
-            warnings.warn(message, FitWarning, stacklevel=2)
+    for fact, count in facts.items():
+        if count:
+            warnings.warn(fact, FitWarning, stacklevel=2)

@@ -15,7 +15,7 @@ from oodles.functional import msp
 
 SAMPLE = 50_000
 FLOOR = 1e-30  # smaller probabilities are set to this, because 0 log 0 would be NaN
-FEW = 16  # up to this many times as many classes as are looked at, distances to all of them are faster than to those
+FEW = 16  # with up to this many times ``top`` classes, distances to all are faster than only those to the top ones
 LARGEST_INVERSE = 1e3
 """Largest inverse temperature: if every row is classified correctly, the likelihood has no maximum."""
 

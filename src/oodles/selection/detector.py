@@ -180,8 +180,7 @@ def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreem
             f"{best_auroc:.1%}), so {specs[place]} is only the least bad; are the features those of a trained network?"
         )
     baseline = specs.index(BASELINE)
-    order = [i for i in np.argsort(-utility[:, 0], kind="stable") if i != place]
-    runner_up = int(order[0])
+    runner_up = next(int(i) for i in np.argsort(-utility[:, 0], kind="stable") if i != place)
     lead = utility[place, 0] - utility[runner_up, 0]
     split = place == DEFAULT and lead < -error
     why = "kept because resamples disagree on another" if split else f"chosen in {agreement:.0%} of resamples"
