@@ -52,6 +52,11 @@ MOST_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+def rows_of(arrays: Arrays) -> int:
+    """How many rows named arrays have, which all have the same number."""
+    return len(next(iter(arrays.values())))
+
+
 class _Member(Struct, forbid_unknown_fields=True):
     sha256: Digest
     bytes: Annotated[int, Meta(ge=1, lt=MOST_BYTES)]

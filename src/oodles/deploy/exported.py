@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from oodles.calibration import Threshold, are_kept_scores
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.deploy.artefact import Arrays, Artefact, read_artefact, rows_of
 from oodles.deploy.explaining import Explainer
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
@@ -184,7 +184,7 @@ class ExportedGuard:
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
         """The outputs of these names, for all rows."""
-        rows = len(next(iter(given.values())))
+        rows = rows_of(given)
         batches = [
             {name: part[start : start + BATCH] for name, part in given.items()} for start in range(0, rows, BATCH)
         ]
@@ -196,7 +196,7 @@ class ExportedGuard:
             answers: list[Array] = self._session.run(names, given | self._limit, self._asked_alone)
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
-        rows = len(next(iter(given.values())))
+        rows = rows_of(given)
         if any(answer.shape[:1] != (rows,) for answer in answers):
             raise DataError(
                 f"the guard {self.path} does not give one answer for each of {rows} inputs; export it again"
