@@ -25,10 +25,10 @@ Channels = tuple[float, float, float]
 class ImageOptions:
     """What ``--size``, ``--resize``, ``--mean`` and ``--std`` say; None where the user gave nothing."""
 
-    size: int | None
-    resize: int | None
-    mean: Channels | None
-    std: Channels | None
+    size: int | None = None
+    resize: int | None = None
+    mean: Channels | None = None
+    std: Channels | None = None
 
     def transform(self) -> "Transform":
         """The preprocessing that the options describe, which must all be given except ``--resize``."""
