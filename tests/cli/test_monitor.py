@@ -14,7 +14,8 @@ from support.scored import failed, scored, write_scored
 
 import oodles
 from oodles.calibration import calibrate
-from oodles.monitor import Monitor
+from oodles.cli.monitor import COOLDOWN, ERROR, EVERY, MINIMUM, WINDOW
+from oodles.monitor import AlertRule, Monitor
 from oodles.persistence import load_guard, save_threshold
 
 EXAMPLE = ["--false-alarm-every", "1000", "--error", "0.1"]
@@ -26,6 +27,11 @@ def guard(fitted, tmp_path_factory):
     folder = shutil.copytree(fitted / "guard", tmp_path_factory.mktemp("monitored") / "guard")
     save_threshold(folder, calibrate(np.random.default_rng(0).normal(size=2000).astype(np.float32)))
     return folder
+
+
+def test_the_defaults_in_the_help_are_those_that_are_used(guard):
+    assert AlertRule() == AlertRule(EVERY, MINIMUM, COOLDOWN, ERROR)
+    assert Monitor(load_guard(guard)[1]).window == WINDOW
 
 
 def rows_of(guard, inputs, contamination=0.0, seed=1):

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
-from oodles.cli.common import notice
+from oodles.cli.common import CHECK_FAILED, notice
 from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import Batch, InputSequence
 from oodles.cli.outputs import Output
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from oodles.cli.scoring import Counts
     from oodles.results.rows import Row
 
-CHECK_FAILED = 3  # the exit code
 MAX_OOD_RATE = 0.1
 # torch's threads would spin while they wait for each other, and take the cores from the threads that decode
 SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
