@@ -183,4 +183,4 @@ def test_mistakes_are_refused_in_one_line(refused, guard, results, tmp_path):
     assert "error=0.9" in refused(*base, "--error", "0.9")
     assert "false_alarm_every=0" in refused(*base, "--false-alarm-every", "0")
     assert "--window 0" in refused(*base, "--window", "0")
-    assert "cannot be read" in refused(*base, "--key", tmp_path / "none")
+    assert "none does not exist; give a file with a key" in refused(*base, "--key", tmp_path / "none")
