@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from oodles.deploy.artefact import rows_of
+from oodles.findings import name_of
 from oodles.names import printable
 from oodles.serve.answers import BINARY, REFUSALS, json_answer, service_of
 from oodles.serve.arrays import arrays_from_json
@@ -133,7 +134,7 @@ def _result(answer: Answer, row: int, name: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "label": label,
-        "class_name": names[label] if label < len(names) else None,
+        "class_name": name_of(label, names),
         "probability": float(verdict.probability[row]),
         "score": float(verdict.score[row]),
         "p_value": float(verdict.p_value[row]),
