@@ -20,9 +20,8 @@ from benchmarks.extraction import resize_jpeg, resnet50, write_jpegs
 from benchmarks.peers import torchvision_operators
 from benchmarks.results import Row, cost, from_record, sides
 from benchmarks.timing import paired
-from oodles.cli.checks import image_options
 from oodles.cli.decoding import DecodedBatch, decode_ahead
-from oodles.cli.guards import SavedGuard, load_saved
+from oodles.cli.guards import ModelOptions, SavedGuard, load_saved
 from oodles.cli.inputs import InputSequence
 from oodles.cli.outputs import Output
 from oodles.cli.score import SETTINGS
@@ -61,7 +60,7 @@ class Loaded(SavedScorer):
     """A scorer whose model is at hand and not named on a command line."""
 
     def __init__(self, saved: SavedGuard, guard: Guard) -> None:
-        super().__init__(saved, image_options(None, None, None, None), None, None, None)
+        super().__init__(saved, ModelOptions())
         self._guard = guard
 
 

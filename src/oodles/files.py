@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -175,15 +175,13 @@ def read_record(
     So is one whose values are not as ``fields`` declares them. With a ``key`` it must be signed with that key.
     """
     try:
-        content = read_regular(path, MOST_BYTES)
-    except FileNotFoundError:
+        content = read_regular(path, MOST_BYTES, remedy="restore it or write it again")
+    except FileError as error:
+        if error.errno != errno.ENOENT:
+            raise
         raise FileError(
             f"{path} does not exist, so {path.parent} does not hold a saved {kind}; give its folder"
         ) from None
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}); restore it or write it again") from None
     return parse_record(content, path, kind=kind, schema=schema, fields=fields, key=key)
 
 
@@ -253,40 +251,53 @@ def _is_shallow(value: Any, depth: int) -> bool:
     return depth > 0 and all(_is_shallow(each, depth - 1) for each in inside)
 
 
-def read_regular(path: Path, most: int | None = None) -> bytes:
-    """The content of a file; a link, a device, a pipe and a file of more than ``most`` bytes are errors."""
-    if path.is_symlink():
+def read_regular(path: Path, most: int | None = None, *, links: bool = False, remedy: str = "write it again") -> bytes:
+    """The content of a file; a device, a pipe, and a file of more than ``most`` bytes are errors.
+
+    So is a link, unless ``links`` are followed. What the operating system refuses becomes a :class:`FileError` with its
+    ``errno`` and the ``remedy``.
+    """
+    try:
+        return _content(path, most, links)
+    except FileError:
+        raise
+    except OSError as error:
+        fact = "does not exist" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+        refused = FileError(f"{path} {fact}; {remedy}")
+        refused.errno = error.errno
+        raise refused from None
+
+
+def _content(path: Path, most: int | None, links: bool) -> bytes:
+    if path.is_symlink() and not links:
         raise FileError(f"{path} is a symbolic link, which is not allowed")
-    # a pipe that nobody writes to would block
-    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise FileError(f"{path} is not a regular file")
-        if most is not None and state.st_size > most:
-            raise FileError(f"{path} has {state.st_size:,} bytes, more than the {most:,} that are read")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise FileError(f"{path} has {size:,} bytes, more than the {most:,} that are read")
         return file.read()
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """A file to read from, which is neither a device nor a pipe: one that nobody writes to would block."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(f"{path} is not a regular file")
+    return file
 
 
 def read_key(key: Key | None) -> bytes | None:
     """The bytes of a key, given as such or as the file that holds them."""
     if key is None:
         return None
-    secret = key if isinstance(key, bytes) else _read_key_file(Path(key))
+    secret = key if isinstance(key, bytes) else read_regular(Path(key), MOST_KEY_BYTES, remedy="give a file with a key")
     if len(secret) < FEWEST_KEY_BYTES:
         raise ArgumentError(
             f"a key of {len(secret)} bytes can be guessed; give at least {FEWEST_KEY_BYTES} random bytes, such as "
             "secrets.token_bytes(32)"
         )
     return secret
-
-
-def _read_key_file(path: Path) -> bytes:
-    try:
-        return read_regular(path, MOST_KEY_BYTES)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"the key {path} cannot be read ({error.strerror})") from None
 
 
 def member(folder: Path, name: str) -> Path:

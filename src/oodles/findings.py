@@ -31,7 +31,7 @@ class Neighbour:
 
     def __str__(self) -> str:
         row = f"kept row {self.index}" if self.train_row is None else f"row {self.train_row}"
-        named = row if self.label is None else f"{_named(self.label, self.class_name)}, {row}"
+        named = row if self.label is None else f"{class_text(self.label, self.class_name)}, {row}"
         return f"{self.similarity:.3f} ({named})"
 
 
@@ -167,7 +167,7 @@ class Explanation:
         return record
 
     def __str__(self) -> str:
-        name = "the predicted class" if self.label is None else _named(self.label, self.class_name)
+        name = "the predicted class" if self.label is None else class_text(self.label, self.class_name)
         lines = [f"{VERDICTS[self.is_id]}: {self._reason()}"] + ([] if self.label is None else [f"Predicted: {name}"])
         if self.reduction is not None and self.findings:
             combined = REDUCTIONS[self.reduction]
@@ -259,7 +259,8 @@ def name_of(label: int | None, class_names: Sequence[str]) -> str | None:
     return class_names[label] if label is not None and 0 <= label < len(class_names) else None
 
 
-def _named(label: int, class_name: str | None) -> str:
+def class_text(label: int, class_name: str | None) -> str:
+    """What a class is called: its name, or its number if it has none."""
     return f"class {label}" if class_name is None else class_name
 
 

@@ -46,14 +46,7 @@ def serialise(tensors: Mapping[str, Tensor]) -> bytes:
 def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read what :func:`write_tensors` wrote, after checking its checksum."""
     path = member(folder, entry["file"])
-    try:
-        content = read_regular(path)
-    except FileError:
-        raise
-    except OSError as error:
-        refused = FileError(f"{path} cannot be read ({error.strerror}); write it again")
-        refused.errno = error.errno
-        raise refused from None
+    content = read_regular(path)
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise FileError(f"{path} was altered or truncated (its SHA-256 does not match); write it again")
     try:

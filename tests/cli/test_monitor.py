@@ -14,7 +14,8 @@ from support.scored import failed, scored, write_scored
 
 import oodles
 from oodles.calibration import calibrate
-from oodles.monitor import Monitor
+from oodles.cli.monitor import COOLDOWN, ERROR, EVERY, MINIMUM, WINDOW
+from oodles.monitor import AlertRule, Monitor
 from oodles.persistence import load_guard, save_threshold
 
 EXAMPLE = ["--false-alarm-every", "1000", "--error", "0.1"]
@@ -26,6 +27,11 @@ def guard(fitted, tmp_path_factory):
     folder = shutil.copytree(fitted / "guard", tmp_path_factory.mktemp("monitored") / "guard")
     save_threshold(folder, calibrate(np.random.default_rng(0).normal(size=2000).astype(np.float32)))
     return folder
+
+
+def test_the_defaults_in_the_help_are_those_that_are_used(guard):
+    assert AlertRule() == AlertRule(EVERY, MINIMUM, COOLDOWN, ERROR)
+    assert Monitor(load_guard(guard)[1]).window == WINDOW
 
 
 def rows_of(guard, inputs, contamination=0.0, seed=1):
@@ -177,4 +183,4 @@ def test_mistakes_are_refused_in_one_line(refused, guard, results, tmp_path):
     assert "error=0.9" in refused(*base, "--error", "0.9")
     assert "false_alarm_every=0" in refused(*base, "--false-alarm-every", "0")
     assert "--window 0" in refused(*base, "--window", "0")
-    assert "cannot be read" in refused(*base, "--key", tmp_path / "none")
+    assert "none does not exist; give a file with a key" in refused(*base, "--key", tmp_path / "none")

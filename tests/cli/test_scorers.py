@@ -16,9 +16,8 @@ from support.without_torch import BLOCKER, COMMAND, without_torch
 
 import oodles
 from oodles.calibration import Threshold
-from oodles.cli.checks import image_options
 from oodles.cli.decoding import DecodedBatch, decode_ahead
-from oodles.cli.guards import is_exported_guard, load_saved, split_paths
+from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import ImageBatch, InputSequence
 from oodles.cli.scorers import ExportedScorer, SavedScorer, Scored
 from oodles.cli.scoring import NOT_FINITE, Counts, _image_rows, score_batches
@@ -28,8 +27,6 @@ from oodles.data.readers import open_image
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError
 from oodles.results.rows import Row
-
-NO_OPTIONS = image_options(None, None, None, None)
 
 
 class Answer(NamedTuple):
@@ -106,7 +103,7 @@ def test_a_saved_guard_on_images(workspace, fitted, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.syspath_prepend(str(workspace))
     model, checkpoint = NETWORK[1], workspace / NETWORK[3]
-    scorer = SavedScorer(load_saved(fitted / "guard"), NO_OPTIONS, model, checkpoint, None)
+    scorer = SavedScorer(load_saved(fitted / "guard"), ModelOptions(model, checkpoint))
     scorer.prepare([], True)
     pixels = noise(5, 3, 8, 8)
     found = scorer.score_images(pixels)

@@ -218,7 +218,7 @@ def test_only_one_process_writes(tmp_path):
 
 
 def test_what_cannot_be_written(tmp_path, monkeypatch):
-    with pytest.raises(ArgumentError, match=r"r\.txt must end in \.csv, \.jsonl, \.parquet"):
+    with pytest.raises(ArgumentError, match=r"r\.txt must end in \.jsonl, \.csv, \.parquet"):
         check_results(tmp_path / "r.txt")
     (tmp_path / "r.csv").mkdir()
     with pytest.raises(FileError, match=r"r\.csv is not a file"):

@@ -55,7 +55,7 @@ items = st.lists(
 @given(items=items, max_batch=st.integers(1, 8))
 def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]], max_batch: int) -> None:
     network = Network()
-    batcher: Batcher[int] = Batcher(network, max_batch=max_batch, max_wait=0.0)
+    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=max_batch, max_wait=0.0)
     # while the network waits with this one, the others collect
     first = batcher.submit(9, inputs([7]))
     while not first.running():
@@ -86,7 +86,7 @@ def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]
 def test_a_batch_is_run_as_soon_as_it_is_full() -> None:
     network = Network()
     network.open.set()
-    batcher: Batcher[int] = Batcher(network, max_batch=4, max_wait=60.0)
+    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=4, max_wait=60.0)
     futures = [batcher.submit(0, inputs([n])) for n in range(4)]
     assert [future.result(30) for future in futures] == [Doubled([2 * n]) for n in range(4)]
     assert network.batches == [(0, [[0], [1], [2], [3]])]
@@ -101,6 +101,6 @@ def test_a_batch_is_run_as_soon_as_it_is_full() -> None:
 def test_an_input_waits_for_others_only_so_long() -> None:
     network = Network()
     network.open.set()
-    batcher: Batcher[int] = Batcher(network, max_batch=100, max_wait=0.05)
+    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=100, max_wait=0.05)
     assert batcher.submit(0, inputs([1])).result(30) == Doubled([2])
     batcher.close()

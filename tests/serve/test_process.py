@@ -145,7 +145,7 @@ def test_mistakes_are_named(guards, tmp_path, oodles_run):
             ((f"a b={guard}",), "needs a name"),
             ((guard, "--queue", 1), "never fit a queue"),
             ((guard, "--tokenizer", "other=t.json"), "other is not one of the guards images"),
-            ((guard, "--token-file", "nowhere"), "nowhere cannot be read"),
+            ((guard, "--token-file", "nowhere"), "nowhere does not exist; give a file with a token"),
             ((guard, "--max-mb", "nan"), "--max-mb nan"),
             ((guard, "--log-level", "loud"), "--log-level loud"),
         ]:

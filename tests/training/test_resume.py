@@ -140,7 +140,7 @@ def change_loss(path):
     ("file", "damage", "message"),
     [
         ("state-*.safetensors", flip_last_byte, "altered or truncated"),
-        ("state-*.safetensors", Path.unlink, "cannot be read"),
+        ("state-*.safetensors", Path.unlink, "does not exist; write it again"),
         ("training.json", change_loss, "altered after it was written"),
         ("training.json", lambda path: path.write_text("{"), "not readable JSON"),
     ],

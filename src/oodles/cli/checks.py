@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oodles.cli.common import IMAGENET_MEAN
 from oodles.errors import ArgumentError, DataError, FileError
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 # the names that oodles.persistence and oodles.store use, which import torch
 GUARD_RECORD, DETECTOR_RECORD = "guard.json", "detector.json"
 MANIFEST = "manifest.json"
-NUMBERS = "0.485,0.456,0.406"
 MOST_BYTES = 10_000_000  # of a file with names of classes
 SMALLEST_STD, LARGEST_VALUE = 1e-6, 1e6
 MOST, MOST_WORKERS, LARGEST_SIDE, LARGEST_SEED = 10**9, 256, 8192, 2**31 - 1
@@ -25,10 +25,10 @@ Channels = tuple[float, float, float]
 class ImageOptions:
     """What ``--size``, ``--resize``, ``--mean`` and ``--std`` say; None where the user gave nothing."""
 
-    size: int | None
-    resize: int | None
-    mean: Channels | None
-    std: Channels | None
+    size: int | None = None
+    resize: int | None = None
+    mean: Channels | None = None
+    std: Channels | None = None
 
     def transform(self) -> "Transform":
         """The preprocessing that the options describe, which must all be given except ``--resize``."""
@@ -59,9 +59,9 @@ def _channels(name: str, text: str | None) -> Channels | None:
     try:
         red, green, blue = (float(part) for part in text.split(","))
     except ValueError:
-        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {NUMBERS}") from None
+        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {IMAGENET_MEAN}") from None
     if not all(abs(value) <= LARGEST_VALUE for value in (red, green, blue)):
-        raise ArgumentError(f"--{name} {text!r} must be three finite numbers, e.g. {NUMBERS}")
+        raise ArgumentError(f"--{name} {text!r} must be three finite numbers, e.g. {IMAGENET_MEAN}")
     return red, green, blue
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer import Option
 
 from oodles.errors import ArgumentError
-from oodles.names import printable as printable
+from oodles.names import printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 console = Console(emoji=False)
 notices = Console(stderr=True, emoji=False)
 
+CHECK_FAILED = 3  # the exit code of --check
 IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
 ModelOption = Annotated[
     str,
@@ -66,11 +67,6 @@ def say(text: str) -> None:
     typer.echo(printable(text))
 
 
-def rank() -> int:
-    """The number of this process among those that torchrun started."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def notice(text: str, label: str = "") -> None:
     """One line on standard error, however narrow the terminal, with the text shown as it is; ``label`` is markup.
 
@@ -78,7 +74,7 @@ def notice(text: str, label: str = "") -> None:
     """
     from rich.text import Text
 
-    if rank():
+    if os.environ.get("RANK", "0") != "0":
         return
     line = Text(printable(text.strip()))
     notices.print(Text.from_markup(f"{label} ") + line if label else line, soft_wrap=True, highlight=False)

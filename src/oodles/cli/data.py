@@ -5,7 +5,8 @@ from typing import Annotated
 
 from typer import Argument
 
-from oodles.cli.common import DataOption, notices, printable, say
+from oodles.cli.common import DataOption, notices, say
+from oodles.names import printable
 
 
 def fetch(

@@ -1,6 +1,8 @@
 """``oodles explain``."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -9,28 +11,24 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import ImageOptions, check_checkpoints, check_store, image_options
-from oodles.cli.common import printable, say
-from oodles.cli.guards import (
-    is_exported_guard,
-    load_saved,
-    network_inputs,
-    open_inputs,
-    over_images,
-    refuse_model_options,
-    split_paths,
-)
+from oodles.cli.checks import check_checkpoints, check_store, image_options
+from oodles.cli.common import notices, say
+from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, network_inputs, open_inputs, split_paths
 from oodles.cli.verdicts import print_json
 from oodles.errors import ArgumentError
+from oodles.names import printable
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from oodles.data.decoding import ImageDecoder
     from oodles.data.transforms import Transform
     from oodles.deploy.exported import ExportedGuard
     from oodles.findings import Explanation
     from oodles.guard import Guard
+
+    Pixels = npt.NDArray[np.uint8]  # (n, 3, size, size)
 
 BATCH_SIZE = 32
 
@@ -78,7 +76,7 @@ def explain(
     check_checkpoints([checkpoint])
     if train is not None:
         check_store(train)
-    options = image_options(size, resize, mean, std)
+    given = ModelOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
     guard, inputs = split_paths("explain", paths, model)
     sources = open_inputs(inputs)
     stored = next((source for source in sources if isinstance(source, Path)), None)
@@ -90,17 +88,13 @@ def explain(
     from oodles.data.decoding import ImageDecoder
 
     if guard is not None and is_exported_guard(guard):
-        explainer = _exported(guard, options, model, checkpoint, train, device, key)
+        explainer = _exported(guard, given, train)
     else:
-        explainer = _saved(guard, options, model, checkpoint, train, device, key)
+        explainer = _saved(guard, given, train)
     if not as_json:
         explainer.guard.class_names = tuple(map(printable, explainer.guard.class_names))
     decoder = ImageDecoder(images, explainer.transform, skip_bad=skip_bad, batch_size=BATCH_SIZE)
-
-    def judge(names: list[str], pixels: "npt.NDArray[np.uint8]") -> list[Explained]:
-        return [Explained(*pair) for pair in zip(names, explainer.explain(pixels), strict=True)]
-
-    batches = over_images(decoder, judge, lambda name, problem: Explained(name, problem=problem))
+    batches = _explained(decoder, explainer.explain)
     if as_json:
         about = {"detector": explainer.detector, "threshold": explainer.guard.threshold.value}
         skipped: list[dict[str, str]] = []
@@ -119,52 +113,55 @@ class Explainer(NamedTuple):
     guard: "Guard | ExportedGuard"
     detector: str
     transform: "Transform"
-    explain: "Callable[[npt.NDArray[np.uint8]], list[Explanation]]"
+    explain: "Callable[[Pixels], list[Explanation]]"
 
 
-def _exported(
-    path: Path,
-    options: ImageOptions,
-    model: str | None,
-    checkpoint: Path | None,
-    train: Path | None,
-    device: str | None,
-    key: Path | None,
-) -> Explainer:
+def _exported(path: Path, given: ModelOptions, train: Path | None) -> Explainer:
     """An exported guard, which has its model but no training rows."""
     from oodles.deploy.exported import ExportedGuard
 
-    refuse_model_options(path, options, model, checkpoint, key)
+    given.refuse_for(path)
     if train is not None:
         raise ArgumentError(f"{path} is exported and has no training rows to compare with; leave out --train")
-    guard = ExportedGuard.open(path, device=device or "cpu")
+    guard = ExportedGuard.open(path, device=given.device or "cpu")
     if guard.transform is None:
         raise ArgumentError(f"{path} guards a model whose inputs are not images; call it from Python")
     return Explainer(guard, guard.detector, guard.transform, lambda pixels: guard.judge(pixels, explain=True)[1])
 
 
-def _saved(
-    path: Path | None,
-    options: ImageOptions,
-    model: str | None,
-    checkpoint: Path | None,
-    train: Path | None,
-    device: str | None,
-    key: Path | None,
-) -> Explainer:
+def _saved(path: Path | None, given: ModelOptions, train: Path | None) -> Explainer:
     """A saved guard with its model, and perhaps with the features that it was fitted on."""
     from oodles.features import Features
 
-    saved = load_saved(path, key)
+    saved = load_saved(path, given.key)
     if train is not None:
         saved.check_features(train)
-    compared, transform = None if train is None else Features.load(train), saved.preprocessing(options)
-    guard = saved.with_model(model, checkpoint, device)
+    compared, transform = None if train is None else Features.load(train), saved.preprocessing(given.images)
+    guard = saved.with_model(given)
 
-    def explain(pixels: "npt.NDArray[np.uint8]") -> "list[Explanation]":
-        return guard.explain(network_inputs(pixels, transform, device), train=compared)
+    def explain(pixels: "Pixels") -> "list[Explanation]":
+        return guard.explain(network_inputs(pixels, transform, given.device), train=compared)
 
     return Explainer(guard, saved.detector.spec, transform, explain)
+
+
+def _explained(decoder: "ImageDecoder", explain: "Callable[[Pixels], list[Explanation]]") -> Iterator[list[Explained]]:
+    """What is printed of the images, batch by batch and in their order, also of those that cannot be read."""
+    from rich.progress import Progress
+
+    order = iter(decoder.images.names)
+    seen = skipped = 0
+    # lines on a terminal show the progress themselves
+    hidden = not notices.is_terminal or sys.stdout.isatty()
+    with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
+        for batch in bar.track(decoder.decoded(), total=len(decoder), description="images"):
+            names, problems = decoder.names[seen:], decoder.skipped[skipped:]
+            seen, skipped = seen + len(names), skipped + len(problems)
+            found = {name: Explained(name, each) for name, each in zip(names, explain(batch.pixels), strict=True)}
+            found |= {name: Explained(name, problem=problem) for name, problem in problems}
+            yield [found[name] for name in islice(order, len(names) + len(problems))]
+    if decoder.skipped[skipped:]:
+        yield [Explained(name, problem=problem) for name, problem in decoder.skipped[skipped:]]
 
 
 def _records(batches: Iterable[list[Explained]], skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:

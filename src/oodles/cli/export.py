@@ -8,7 +8,7 @@ from typer import Argument, Option
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_guard, image_options
 from oodles.cli.common import notice
-from oodles.cli.guards import load_saved
+from oodles.cli.guards import ModelOptions, load_saved
 
 
 def export(
@@ -55,7 +55,7 @@ def export(
     from oodles.data.readers import open_images
 
     saved = load_saved(guard, key)
-    guarded = saved.with_model(model, checkpoint, None)
+    guarded = saved.with_model(ModelOptions(model, checkpoint))
     inputs = None
     if images is not None or size is not None or guarded.preprocessing is not None:
         transform = saved.preprocessing(options)

@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, islice
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from oodles.cli.checks import GUARD_RECORD, ImageOptions, is_guard, is_store
-from oodles.cli.common import IMAGENET_MEAN, IMAGENET_STD, load_model, notice, notices, report_ignored
+from oodles.cli.common import IMAGENET_MEAN, IMAGENET_STD, load_model, notice, report_ignored
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -22,14 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from oodles.calibration import Threshold
-    from oodles.data.decoding import ImageDecoder
     from oodles.data.readers import ImageSet
     from oodles.data.transforms import Transform
     from oodles.detectors import Detector
     from oodles.files import Record
     from oodles.guard import Guard
-
-Judged = TypeVar("Judged")
 
 SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
 
@@ -102,41 +98,25 @@ def _join(sets: Sequence["ImageSet"]) -> "ImageSet":
     return ImageSet(f"{len(sets)} inputs", [name for each in sets for name in each.names], opened)
 
 
-def refuse_model_options(
-    guard: Path, options: ImageOptions, model: str | None, checkpoint: Path | None, key: Path | None
-) -> None:
-    """Raise if options describe a model or its preprocessing, which an exported guard contains."""
-    given = {"--model": model, "--checkpoint": checkpoint, "--key": key}
-    given |= {f"--{name}": getattr(options, name) for name in ("size", "resize", "mean", "std")}
-    unused = next((name for name, value in given.items() if value is not None), None)
-    if unused is not None:
-        raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out {unused}")
+@dataclass(frozen=True)
+class ModelOptions:
+    """What the options of a command say about the model of a guard and its images; None where the user gave nothing.
 
-
-def over_images(
-    loader: "ImageDecoder",
-    judge: Callable[[list[str], "npt.NDArray[np.uint8]"], list[Judged]],
-    skip: Callable[[str, str], Judged],
-) -> Iterator[list[Judged]]:
-    """Batch by batch and in the order of the images, what ``judge`` makes of them and ``skip`` of unreadable ones.
-
-    ``judge`` is given names and pixels ``(n, 3, size, size)``, ``skip`` a name and the problem.
+    ``key`` is the file that the guard must be signed with.
     """
-    from rich.progress import Progress
 
-    order = iter(loader.images.names)
-    seen = skipped = 0
-    # lines on a terminal show the progress themselves
-    hidden = not notices.is_terminal or sys.stdout.isatty()
-    with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
-        for batch in bar.track(loader.decoded(), total=len(loader), description="images"):
-            names, problems = loader.names[seen:], loader.skipped[skipped:]
-            seen, skipped = seen + len(names), skipped + len(problems)
-            found = dict(zip(names, judge(names, batch.pixels), strict=True))
-            found |= {name: skip(name, problem) for name, problem in problems}
-            yield [found[name] for name in islice(order, len(names) + len(problems))]
-    if loader.skipped[skipped:]:
-        yield [skip(*each) for each in loader.skipped[skipped:]]
+    model: str | None = None
+    checkpoint: Path | None = None
+    device: str | None = None
+    key: Path | None = None
+    images: ImageOptions = field(default_factory=ImageOptions)
+
+    def refuse_for(self, guard: Path) -> None:
+        """Raise if the options describe a model or its preprocessing, which an exported guard contains."""
+        given = {"model": self.model, "checkpoint": self.checkpoint, "key": self.key, **vars(self.images)}
+        unused = next((name for name, value in given.items() if value is not None), None)
+        if unused is not None:
+            raise ArgumentError(f"{guard} is exported and contains its model and preprocessing; leave out --{unused}")
 
 
 def network_inputs(pixels: "npt.NDArray[np.uint8]", transform: "Transform", device: str | None) -> "Tensor":
@@ -181,19 +161,19 @@ class SavedGuard:
             )
         return known
 
-    def with_model(self, model: str | None, checkpoint: Path | None, device: str | None) -> "Guard":
+    def with_model(self, given: ModelOptions) -> "Guard":
         """The guard with the model that the options name, or the one that comes with oodles."""
         from oodles.guard import Guard
         from oodles.models import load
         from oodles.network.taps import usable_device
 
-        if self.own and model is None:
+        if self.own and given.model is None:
             raise ArgumentError(f"{self.folder} guards your own model, so images need --model and --checkpoint")
-        network = load(SHIPPED) if model is None else load_model(model, checkpoint)
+        network = load(SHIPPED) if given.model is None else load_model(given.model, given.checkpoint)
         if not self.own:
             _introduce()
-        if device is not None:
-            network.to(usable_device(device))
+        if given.device is not None:
+            network.to(usable_device(given.device))
         return Guard.restore(self.folder, network, self.detector, self.threshold, self.record)
 
     @property

@@ -9,16 +9,16 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_guard, check_number
-from oodles.cli.common import JsonOption, KeyOption, notice, say
+from oodles.cli.common import CHECK_FAILED, JsonOption, KeyOption, notice, say
 from oodles.cli.guards import is_exported_guard, load_saved
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.errors import ArgumentError, DataError
+from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
     from oodles.calibration import Threshold
     from oodles.monitor import AlertRule, Monitor, Webhook
 
-RESULTS = (".jsonl", ".csv", ".parquet")
-CHECK_FAILED = 3  # the exit code
+# the defaults of oodles.monitor, which is imported when the command runs
 EVERY, MINIMUM, COOLDOWN, ERROR, WINDOW = 1_000_000, 100, 10_000, 0.01, 200
 MOST_WINDOWS = 150  # of a chart whose window was not given
 
@@ -92,21 +92,16 @@ def monitor(
     paths = results or []
     if write_rules is not None:
         replaying = (paths, out, state, reference, webhook, check, as_json, key, window)
-        _write_rules(write_rules, guard, any(bool(each) for each in replaying), minimum)
+        _write_rules(write_rules, guard, any(replaying), minimum)
         return
     _check_paths(paths, guard, out, state, reference)
     check_number("--window", window, most=10**6)
 
     from oodles.monitor import AlertRule, Webhook
 
-    rule = None  # that of the state, or the usual one
-    if (false_alarm_every, minimum, cooldown, error) != (None,) * 4:
-        rule = AlertRule(
-            false_alarm_every=EVERY if false_alarm_every is None else false_alarm_every,
-            minimum=MINIMUM if minimum is None else minimum,
-            cooldown=COOLDOWN if cooldown is None else cooldown,
-            error=ERROR if error is None else error,
-        )
+    given = {"false_alarm_every": false_alarm_every, "minimum": minimum, "cooldown": cooldown, "error": error}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    rule = AlertRule(**changes) if changes else None  # that of the state, or the usual one
     sender = None if webhook is None else Webhook(webhook, lambda text: notice(text, "[yellow]warning[/yellow]"))
     watched = _open(paths, Path(guard or ""), state, reference, rule, window, key)
     _replay(watched, paths, sender, Path(guard or "").name)
@@ -144,11 +139,13 @@ def _check_paths(
         raise ArgumentError("oodles monitor needs results; give files that oodles score wrote, in order")
     if guard is None:
         raise ArgumentError("oodles monitor needs the guard that scored the inputs; give it with --guard")
+
+    from oodles.results.reading import check_regular
+
     for path in [*results, *filter(None, [reference])]:
-        if path.suffix.lower() not in RESULTS:
-            raise ArgumentError(f"{path} must end in {', '.join(RESULTS)}; give files that oodles score wrote")
-        if not path.is_file():
-            raise FileError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+        if path.suffix.lower() not in FORMATS:
+            raise ArgumentError(f"{path} must end in {', '.join(FORMATS)}; give files that oodles score wrote")
+        check_regular(path)
     if not is_exported_guard(Path(guard)):
         check_guard(Path(guard))
     for name, written in (("--out", out), ("--state", state)):

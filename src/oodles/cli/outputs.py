@@ -10,12 +10,13 @@ from oodles.cli.common import notice
 from oodles.cli.inputs import Batch
 from oodles.cli.verdicts import print_csv, print_json, print_text
 from oodles.errors import ArgumentError
+from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
     from oodles.results.jobs import Job
     from oodles.results.rows import Row
 
-SUFFIXES = (".jsonl", ".csv", ".parquet", ".npy")
+SUFFIXES = (*FORMATS, ".npy")
 
 
 @dataclass(frozen=True)

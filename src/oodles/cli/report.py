@@ -10,12 +10,11 @@ from oodles.cli.checks import check_store, is_guard
 from oodles.cli.common import KeyOption, named_paths, say
 from oodles.cli.guards import load_saved
 from oodles.errors import ArgumentError, FileError
+from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
-    from oodles.data.image_sets import ImageSet
     from oodles.report.document import Part
 
-RESULTS = (".jsonl", ".csv", ".parquet")
 ID_SET = "id"
 
 
@@ -59,9 +58,9 @@ def report(
     guards = [path for path in sources if is_guard(path)]
     for path in sources:
         _check_source(path)
-    _check_options(guards, features or [], [*(ood or []), *(images or []), *([] if train is None else [str(train)])])
+    _check_options(guards, features or [], any((ood, images, train)))
     outliers, shown = named_paths(ood or []), _named_images(images or [])
-    for store in [*(features or []), *outliers.values(), *([] if train is None else [train])]:
+    for store in _stores(features or [], outliers, train):
         check_store(store)
 
     from oodles.report.page import check_name, write_report
@@ -85,12 +84,12 @@ def _check_source(path: Path) -> None:
         raise FileError(f"{path} does not exist; give rows.json, a guard, or results of `oodles score`")
     if path.is_dir():
         raise FileError(f"{path} is a folder without guard.json; give rows.json, a guard, or results of `oodles score`")
-    if path.suffix.lower() not in (".json", *RESULTS):
-        raise ArgumentError(f"{path} must end in .json (rows of a benchmark) or {', '.join(RESULTS)} (scored inputs)")
+    if path.suffix.lower() not in (".json", *FORMATS):
+        raise ArgumentError(f"{path} must end in .json (rows of a benchmark) or {', '.join(FORMATS)} (scored inputs)")
 
 
-def _check_options(guards: Sequence[Path], features: Sequence[Path], others: Sequence[str]) -> None:
-    """Raise if a guard has no features, or options for a guard have none."""
+def _check_options(guards: Sequence[Path], features: Sequence[Path], others: bool) -> None:
+    """Raise if a guard has no features, or if these or ``others`` of its options are given without a guard."""
     if guards and not features:
         raise ArgumentError(f"{guards[0]} is a guard: give ID features that it was not fitted on with --features")
     if not guards and (features or others):
@@ -105,6 +104,11 @@ def _named_images(pairs: Sequence[str]) -> dict[str, Path]:
             raise ArgumentError(f"--images {pair!r} must be NAME=PATH; NAME is id, train or an OOD set")
         named[name] = Path(path)
     return named
+
+
+def _stores(features: Sequence[Path], ood: dict[str, Path], train: Path | None) -> list[Path]:
+    """All folders of features."""
+    return [*features, *ood.values(), *([] if train is None else [train])]
 
 
 def _file_parts(path: Path) -> "list[Part]":
@@ -128,10 +132,9 @@ def _guard_part(
     from oodles.report.guards import guard_part
 
     saved = load_saved(folder, key)
-    for store in [*features, *ood.values(), *([] if train is None else [train])]:
+    for store in _stores(features, ood, train):
         saved.check_features(store)
-    opened: dict[str, ImageSet] = {name: open_images(path) for name, path in images.items()}
-    parts: list[Features] = [Features.load(store) for store in features]
+    parts = [Features.load(store) for store in features]
     return guard_part(
         saved.detector,
         saved.threshold,
@@ -139,6 +142,6 @@ def _guard_part(
         ood={name: Features.load(store) for name, store in ood.items()},
         train=None if train is None else Features.load(train),
         class_names=saved.class_names,
-        images=opened,
+        images={name: open_images(path) for name, path in images.items()},
         id_set=ID_SET,
     )

@@ -10,9 +10,9 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import MOST_WORKERS, ImageOptions, check_checkpoints, check_number, image_options
-from oodles.cli.common import notice
-from oodles.cli.guards import is_exported_guard, load_saved, refuse_model_options, split_paths
+from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
+from oodles.cli.common import CHECK_FAILED, notice
+from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import Batch, InputSequence
 from oodles.cli.outputs import Output
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from oodles.cli.scoring import Counts
     from oodles.results.rows import Row
 
-CHECK_FAILED = 3  # the exit code
 MAX_OOD_RATE = 0.1
 # torch's threads would spin while they wait for each other, and take the cores from the threads that decode
 SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -125,7 +124,7 @@ def score(
     check_number("--threads", threads, most=MOST_WORKERS)
     check_checkpoints([checkpoint])
     limit = _check_rate(check, max_ood_rate)
-    options = image_options(size, resize, mean, std)
+    given = ModelOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
     guard, inputs = split_paths("score", paths, model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
@@ -133,16 +132,13 @@ def score(
         if resume or force or check or threads is not None:
             raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
         cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
-        score_with_ray(cluster, guard, inputs, out, options, key, model, checkpoint, device)
+        score_with_ray(cluster, guard, inputs, out, given)
         return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)  # read when torch is imported
     output.check_file()
     sequence = InputSequence(inputs)
-    if guard is not None and is_exported_guard(guard):
-        scorer = _open_exported(guard, threads, options, model, checkpoint, device, key)
-    else:
-        scorer = _load_saved(guard, threads, options, model, checkpoint, device, key)
+    scorer = _open(guard, given, threads)
     counts = _run(scorer, sequence, output, batch_size, workers)
     _report(counts, scorer, output)
     if limit is not None and counts.ood_rate > limit:
@@ -159,39 +155,18 @@ def _check_rate(check: bool, rate: float | None) -> float | None:
     return (MAX_OOD_RATE if rate is None else rate) if check else None
 
 
-def _open_exported(
-    guard: Path,
-    threads: int | None,
-    options: ImageOptions,
-    model: str | None,
-    checkpoint: Path | None,
-    device: str | None,
-    key: Path | None,
-) -> "Scorer":
-    """An exported guard, which has everything that options would describe."""
-    from oodles.cli.scorers import ExportedScorer
+def _open(guard: Path | None, given: ModelOptions, threads: int | None) -> "Scorer":
+    """An exported guard, a saved one, or that of the network that comes with oodles."""
+    from oodles.cli.scorers import ExportedScorer, SavedScorer
 
-    refuse_model_options(guard, options, model, checkpoint, key)
-    return ExportedScorer.open(guard, device or "cpu", threads)
-
-
-def _load_saved(
-    guard: Path | None,
-    threads: int | None,
-    options: ImageOptions,
-    model: str | None,
-    checkpoint: Path | None,
-    device: str | None,
-    key: Path | None,
-) -> "Scorer":
-    """A saved guard, or that of the network that comes with oodles."""
-    from oodles.cli.scorers import SavedScorer
-
+    if guard is not None and is_exported_guard(guard):
+        given.refuse_for(guard)
+        return ExportedScorer.open(guard, given.device or "cpu", threads)
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    return SavedScorer(load_saved(guard, key), options, model, checkpoint, device)
+    return SavedScorer(load_saved(guard, given.key), given)
 
 
 def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int | None) -> "Counts":

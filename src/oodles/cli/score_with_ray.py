@@ -7,14 +7,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oodles.cli.checks import ImageOptions, check_number, is_store
+from oodles.cli.checks import check_number, is_store
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import is_exported_guard, load_saved, open_inputs
+from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, open_inputs
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ def score_with_ray(
     guard: Path | None,
     inputs: Sequence[Path],
     out: Path,
-    options: ImageOptions,
-    key: Path | None,
-    model: str | None,
-    checkpoint: Path | None,
-    device: str | None,
+    given: ModelOptions,
 ) -> None:
     """Score image files or Parquet files and write a folder of Parquet files, which appears when it is complete."""
     check_number("--ray-workers", cluster.workers)
@@ -61,12 +57,12 @@ def score_with_ray(
 
     if guard is not None and is_exported_guard(guard):
         raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
-    saved = load_saved(guard, key)
-    transform = saved.preprocessing(options)
-    saved.with_model(model, checkpoint, None)  # what is wrong with it is said before any worker starts
-    own, secret, weights = (None if path is None else path.resolve() for path in (guard, key, checkpoint))
-    load = partial(_load_in_worker, str(Path.cwd()), own, secret, weights, model, device)
-    gpus = float(device is not None and device.startswith("cuda"))
+    saved = load_saved(guard, given.key)
+    transform = saved.preprocessing(given.images)
+    saved.with_model(replace(given, device=None))  # what is wrong with it is said before any worker starts
+    own, secret, weights = (None if path is None else path.resolve() for path in (guard, given.key, given.checkpoint))
+    load = partial(_load_in_worker, str(Path.cwd()), own, replace(given, key=secret, checkpoint=weights))
+    gpus = float(given.device is not None and given.device.startswith("cuda"))
     workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
     with _connected(cluster.address), _one_line_errors():
         rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
@@ -92,12 +88,10 @@ def _image_files(inputs: Sequence[Path]) -> list[str]:
     return [str(Path(name).resolve()) for name in names]
 
 
-def _load_in_worker(
-    folder: str, guard: Path | None, key: Path | None, checkpoint: Path | None, model: str | None, device: str | None
-) -> "Guard":
+def _load_in_worker(folder: str, guard: Path | None, given: ModelOptions) -> "Guard":
     """The guard with its model, whose module may be in the ``folder`` that the command was started in."""
     sys.path.insert(0, folder)
-    return load_saved(guard, key).with_model(model, checkpoint, device)
+    return load_saved(guard, given.key).with_model(given)
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from oodles.cli.checks import ImageOptions
-from oodles.cli.guards import SavedGuard, network_inputs
+from oodles.cli.guards import ModelOptions, SavedGuard, network_inputs
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -68,21 +67,18 @@ class Scorer(Protocol):
 class SavedScorer:
     """A saved guard; its model is loaded only if there are images, since features do not need it."""
 
-    def __init__(
-        self, saved: SavedGuard, options: ImageOptions, model: str | None, checkpoint: Path | None, device: str | None
-    ) -> None:
+    def __init__(self, saved: SavedGuard, given: ModelOptions) -> None:
         self.saved = saved
         self.detector = saved.detector.spec
         self.threshold = saved.threshold
         self.identity = saved.identity
         self.class_names = saved.class_names
-        self._options = options
-        self._model = model, checkpoint, device
+        self._given = given
         self._guard: Guard | None = None
 
     def preprocessing(self) -> "Transform":
         """The recorded preprocessing, or what the options say."""
-        return self.saved.preprocessing(self._options)
+        return self.saved.preprocessing(self._given.images)
 
     def prepare(self, stores: Sequence[Path], images: bool) -> None:
         """Check that features are those of the guard's model, and load the model for images."""
@@ -94,7 +90,7 @@ class SavedScorer:
 
     def score_images(self, pixels: npt.NDArray[np.uint8]) -> Scored:
         """Normalise the pixels and run the model on them."""
-        images = network_inputs(pixels, self.preprocessing(), self._model[2])
+        images = network_inputs(pixels, self.preprocessing(), self._given.device)
         verdict, probability = self._loaded().with_probability(images)
         return self._scored(verdict.label, probability, verdict.score, verdict.is_id)
 
@@ -109,7 +105,7 @@ class SavedScorer:
 
     def _loaded(self) -> "Guard":
         if self._guard is None:
-            self._guard = self.saved.with_model(*self._model)
+            self._guard = self.saved.with_model(self._given)
             self.class_names = self._guard.class_names
         return self._guard
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from oodles.cli.checks import MOST_WORKERS, check_number
-from oodles.cli.guards import is_exported_guard, load_saved
+from oodles.cli.guards import SHIPPED, ModelOptions, is_exported_guard, load_saved
 from oodles.errors import ArgumentError
 from oodles.names import printable
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 LONGEST_NAME = 64
 TOKEN = "OODLES_TOKEN"  # noqa: S105  # the name of a variable
-SHIPPED = "cifar10-small"
 
 
 def serve(
@@ -160,7 +159,7 @@ def _sources(paths: dict[str, Path], tokenizers: dict[str, Path]) -> "Iterator[l
         return
     with tempfile.TemporaryDirectory(prefix="oodles-serve-") as folder:
         path = Path(folder) / f"{SHIPPED}.zip"
-        load_saved(None).with_model(None, None, None).export(path)
+        load_saved(None).with_model(ModelOptions()).export(path)
         yield [Source(SHIPPED, path)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from oodles.cli.common import printable
+from oodles.names import printable
 from oodles.results.rows import COLUMNS, Row, to_csv
 
 

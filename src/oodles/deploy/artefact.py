@@ -7,7 +7,6 @@ checksum finds accidents; whoever can alter a file can also compute its checksum
 import hashlib
 import io
 import os
-import stat
 import struct
 import tempfile
 import zipfile
@@ -33,6 +32,7 @@ from oodles.files import (
     Record,
     checked,
     checksum,
+    open_regular,
     parse_record,
     read_regular,
     record_bytes,
@@ -50,6 +50,11 @@ MOST_RECORD_BYTES = 1 << 24
 MOST_BYTES = 1 << 31  # of a member
 MOST_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+def rows_of(arrays: Arrays) -> int:
+    """How many rows named arrays have, which all have the same number."""
+    return len(next(iter(arrays.values())))
 
 
 class _Member(Struct, forbid_unknown_fields=True):
@@ -222,7 +227,8 @@ def _zipped(parts: Mapping[str, bytes]) -> bytes:
 def _opened(path: Path) -> Iterator[Any]:
     """A function that reads a member, up to a number of bytes, from a folder or a .zip."""
     if path.is_dir():
-        yield lambda name, most: _read_file(path, name, most)
+        remedy = f"{path} is not a complete exported guard, so export it again"
+        yield lambda name, most: read_regular(path / name, most, remedy=remedy)
         return
     if not path.exists():
         raise FileError(f"{path} does not exist; give the folder or .zip that `oodles export` wrote")
@@ -237,7 +243,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """A .zip with a short list of members, of which nothing has been read."""
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             _check_directory(path, file)
             with zipfile.ZipFile(file) as archive:
                 yield archive
@@ -245,15 +251,6 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
         raise FileError(f"{path} is not a .zip that `oodles export` wrote ({error})") from None
-
-
-def _open_regular(path: Path) -> IO[bytes]:
-    # a pipe that nobody writes to would block
-    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileError(f"{path} is not a regular file")
-    return file
 
 
 def _check_directory(path: Path, file: IO[bytes]) -> None:
@@ -289,18 +286,6 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> 
     if not len(content) == info.file_size == info.compress_size:
         raise FileError(f"{path}: {name} is not as long as the archive says; export the guard again")
     return content
-
-
-def _read_file(path: Path, name: str, most: int) -> bytes:
-    try:
-        return read_regular(path / name, most)
-    except FileError:
-        raise
-    except OSError as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise FileError(
-            f"{path / name} {reason}, so {path} is not a complete exported guard; export it again"
-        ) from None
 
 
 def _record(path: Path, content: bytes) -> Record:

@@ -17,7 +17,7 @@ from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
 from oodles.deploy.explaining import CONTRIBUTIONS
-from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, start_session
+from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, relative_gap, start_session
 from oodles.deploy.inputs import uncropped
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
@@ -176,7 +176,7 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
         answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
         theirs = dict(zip(OUTPUTS, answers, strict=True))
         for name, known in worst.items():
-            gap = _gap(_array(getattr(ours, name)), theirs[name])
+            gap = relative_gap(theirs[name], _array(getattr(ours, name)))
             worst[name] = max(known, gap)
             if not gap <= TOLERANCE:
                 raise ArgumentError(
@@ -203,7 +203,7 @@ def _compare_explanations(guard: Exportable, rows: _Rows, exported: ExportedGuar
     images = exported.transform is not None
     theirs = _numbers(exported.explain(rows.graph[INPUT]) if images else exported.explain(**rows.graph))
     for name in ours.keys() | theirs.keys():
-        gap = _gap(ours[name], theirs[name]) if name in ours and name in theirs else np.inf
+        gap = relative_gap(theirs[name], ours[name]) if name in ours and name in theirs else np.inf
         if not gap <= TOLERANCE:
             raise ArgumentError(
                 f"the graph of {guard.detector.spec} does not explain as the guard does, so nothing was written "
@@ -220,17 +220,6 @@ def _numbers(explanations: Sequence[Explanation]) -> Arrays:
             for part in () if finding.contributions is None else CONTRIBUTIONS:
                 found[f"{part} of {finding.spec}"].append(getattr(finding.contributions, part))
     return {name: np.array(values) for name, values in found.items()}
-
-
-def _gap(mine: Any, theirs: Any) -> float:
-    """The largest difference of finite values, relative to the largest of them; inf if others are not finite."""
-    finite = np.isfinite(mine)
-    if mine.shape != theirs.shape or (finite != np.isfinite(theirs)).any():
-        return np.inf
-    if not finite.any():
-        return 0.0
-    difference = np.abs(mine[finite].astype(np.float64) - theirs[finite]).max()
-    return float(difference / max(float(np.abs(mine[finite]).max()), 1e-2))
 
 
 def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from oodles.calibration import Threshold, are_kept_scores
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact
+from oodles.deploy.artefact import Arrays, Artefact, read_artefact, rows_of
 from oodles.deploy.explaining import Explainer
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
@@ -184,7 +184,7 @@ class ExportedGuard:
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
         """The outputs of these names, for all rows."""
-        rows = len(next(iter(given.values())))
+        rows = rows_of(given)
         batches = [
             {name: part[start : start + BATCH] for name, part in given.items()} for start in range(0, rows, BATCH)
         ]
@@ -196,7 +196,7 @@ class ExportedGuard:
             answers: list[Array] = self._session.run(names, given | self._limit, self._asked_alone)
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
-        rows = len(next(iter(given.values())))
+        rows = rows_of(given)
         if any(answer.shape[:1] != (rows,) for answer in answers):
             raise DataError(
                 f"the guard {self.path} does not give one answer for each of {rows} inputs; export it again"
@@ -283,10 +283,10 @@ class ExportedGuard:
 
     def _compare(self, answers: Arrays, expected: Arrays) -> None:
         """Raise unless all answers are the expected ones, and p-values and decisions follow from the scores."""
-        gaps = {name: _relative_gap(answers[name], other) for name, other in expected.items() if name in answers}
+        gaps = {name: relative_gap(answers[name], other) for name, other in expected.items() if name in answers}
         if self.threshold.id_scores is not None:
-            gaps["p_value"] = _relative_gap(answers["p_value"], self.threshold.p_values(answers["score"]))
-        gaps["is_id"] = _relative_gap(answers["is_id"], answers["score"] >= self._limit[THRESHOLD])
+            gaps["p_value"] = relative_gap(answers["p_value"], self.threshold.p_values(answers["score"]))
+        gaps["is_id"] = relative_gap(answers["is_id"], answers["score"] >= self._limit[THRESHOLD])
         for name, gap in gaps.items():
             if not gap <= SAME:
                 raise FileError(
@@ -369,11 +369,15 @@ def _summarises(summary: Record, scores: Array) -> bool:
     return bool(counts.tolist() == summary["counts"] and np.allclose(quantiles, summary["quantiles"], 0, rounding))
 
 
-def _relative_gap(found: Array, expected: Array) -> float:
-    """The largest difference, relative to the largest finite number; a member of an ensemble may score -inf."""
+def relative_gap(found: Array, expected: Array) -> float:
+    """The largest difference, relative to the largest finite number expected; inf if others than these are not finite.
+
+    A member of an ensemble may score -inf, and what cannot be scored is NaN.
+    """
     if found.shape != expected.shape:
         return np.inf
     other = expected.astype(np.float64)
+    same = (found == other) | (np.isnan(found) & np.isnan(other))
     with np.errstate(invalid="ignore"):
-        difference = np.where(found == other, 0.0, np.abs(found - other))
-        return float(difference.max() / np.abs(other[np.isfinite(other)]).max(initial=1e-2))
+        difference = np.where(same, 0.0, np.nan_to_num(np.abs(found - other), nan=np.inf, posinf=np.inf))
+        return float(difference.max(initial=0.0) / np.abs(other[np.isfinite(other)]).max(initial=1e-2))

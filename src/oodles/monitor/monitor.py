@@ -15,13 +15,12 @@ from oodles.files import read_record, write_record
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
 from oodles.monitor.distributions import ClassCounts, ScoreHistogram
 from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
-from oodles.monitor.record import KIND, SCHEMA, MonitorFields
+from oodles.monitor.record import KIND, MOST_ALERTS, SCHEMA, MonitorFields
 from oodles.monitor.rules import Alert, AlertRule
-from oodles.monitor.windows import Window, Windows
+from oodles.monitor.windows import LARGEST_WINDOW, Window, Windows
 
 REJECTIONS, P_VALUES = "rejections", "p_values"
-MOST_ALERTS = 50  # that are remembered
-WINDOW, LARGEST_WINDOW = 200, 10**6
+WINDOW = 200
 
 
 class Monitor:
@@ -65,16 +64,16 @@ class Monitor:
         self.threshold, self.guard = threshold, guard
         self.rule = AlertRule() if rule is None else rule
         self.rate = CalibratedRate.of(threshold)
-        known = threshold.id_scores is not None and len(threshold.id_scores) > 0
-        self._share = self.rule.error / (2 if known else 1)  # of the allowed error
+        scores = threshold.id_scores if threshold.id_scores is not None and len(threshold.id_scores) else None
+        self._share = self.rule.error / (1 if scores is None else 2)  # of the allowed error
         self.upper = self.rate.upper(self._share / 2)
         self._evidence = {REJECTIONS: Evidence(Bets((self.upper,)))}
-        if known and threshold.id_scores is not None:
-            margin = dkw_margin(len(threshold.id_scores), self._share / 2)
+        if scores is not None:
+            margin = dkw_margin(len(scores), self._share / 2)
             self._evidence[P_VALUES] = Evidence(Bets(tuple(min(1.0, level + margin) for level in SMALL_P)))
         self.inputs = self.rejected = self.errors = 0
         self._windows = Windows(window, [])
-        self._scores = ScoreHistogram(threshold.id_scores if known else None)
+        self._scores = ScoreHistogram(scores)
         self._classes = ClassCounts(classes, class_counts)
         self.alerts: list[Alert] = []  # the last ones
         self.raised = 0  # how many there were in all

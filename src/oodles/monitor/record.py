@@ -7,8 +7,11 @@ from msgspec import Meta, Struct
 from oodles.fields import ThresholdFields
 from oodles.files import Digest, Fields
 from oodles.monitor.distributions import MOST_CLASSES
+from oodles.monitor.rules import MOST_INPUTS
+from oodles.monitor.windows import LARGEST_WINDOW, MOST_WINDOWS
 
 KIND, SCHEMA = "monitor", 1
+MOST_ALERTS = 50  # that are remembered
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Evidence = Annotated[float, Meta(ge=0, le=1e300)]
@@ -20,9 +23,9 @@ class _Threshold(ThresholdFields, forbid_unknown_fields=True):
 
 
 class _Rule(Struct, forbid_unknown_fields=True):
-    false_alarm_every: Annotated[int, Meta(ge=1, le=10**15)]
-    minimum: Annotated[int, Meta(ge=1, le=10**15)]
-    cooldown: Annotated[int, Meta(ge=0, le=10**15)]
+    false_alarm_every: Annotated[int, Meta(ge=1, le=MOST_INPUTS)]
+    minimum: Annotated[int, Meta(ge=1, le=MOST_INPUTS)]
+    cooldown: Annotated[int, Meta(ge=0, le=MOST_INPUTS)]
     error: Annotated[float, Meta(ge=1e-9, le=0.5)]
 
 
@@ -53,16 +56,16 @@ class MonitorFields(Fields):
     guard: str
     threshold: _Threshold
     rule: _Rule
-    window: Annotated[int, Meta(ge=1, le=10**6)]
+    window: Annotated[int, Meta(ge=1, le=LARGEST_WINDOW)]
     inputs: Count
     rejected: Count
     errors: Count
     evidence: dict[Literal["rejections", "p_values"], _Evidence]
-    windows: Annotated[list[_Window], Meta(max_length=200)]
+    windows: Annotated[list[_Window], Meta(max_length=MOST_WINDOWS)]
     scores: Annotated[list[Count], Meta(max_length=1000)]
     not_finite: Count
     classes: Annotated[dict[Label, Count], Meta(max_length=MOST_CLASSES + 1)]
-    alerts: Annotated[list[_Alert], Meta(max_length=50)]
+    alerts: Annotated[list[_Alert], Meta(max_length=MOST_ALERTS)]
     raised: Count
     stands: bool
     last: Count

@@ -3,7 +3,7 @@
 Numbers stay numbers: a cell holds the value, and :meth:`Cell.text` is how it is shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,6 @@ class Card:
         """All but the pictures."""
         nearest = [each.as_json() for each in self.nearest]
         return {"name": self.name, "facts": list(self.facts), **({"nearest": nearest} if nearest else {})}
-
-    def pictured(self) -> Iterator[Picture]:
-        """The pictures of the card and of its nearest training rows."""
-        for card in (self, *self.nearest):
-            if card.picture is not None:
-                yield card.picture
 
 
 @dataclass(frozen=True)

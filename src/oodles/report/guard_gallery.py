@@ -11,7 +11,7 @@ from oodles.detectors import Detector
 from oodles.errors import ArgumentError
 from oodles.explanation import Explanation, explain
 from oodles.features import Features
-from oodles.findings import Neighbour
+from oodles.findings import Neighbour, class_text
 from oodles.report.document import Card, Gallery, Picture, Section, shortened
 from oodles.report.judged import Judged
 from oodles.report.pictures import Pictures
@@ -114,7 +114,7 @@ def _by_score(each: Judged) -> list[int]:
 
 
 def _named(label: int, name: str | None) -> str:
-    return f"class {label}" if name is None else shortened(name, 40)
+    return shortened(class_text(label, name), 40)
 
 
 def _most_sceptical(found: Explanation) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from oodles.calibration import Threshold
 from oodles.detectors import Detector
 from oodles.features import Features
+from oodles.findings import class_text, name_of
 from oodles.metrics import Row, evaluate
 from oodles.report.rates import Rate
 
@@ -71,7 +72,7 @@ def ranked(scores: Floats) -> Floats:
 
 def class_name(label: int, names: Sequence[str]) -> str:
     """The name of a class, or its number."""
-    return names[label] if 0 <= label < len(names) else f"class {label}"
+    return class_text(label, name_of(label, names))
 
 
 def roc(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:

@@ -90,7 +90,7 @@ def _from_csv(line: bytes) -> Row:
 
 CSV = Lines(to_csv([COLUMNS]).encode(), lambda row: to_csv([row]).encode(), _from_csv)
 JSON = Lines(b"", lambda row: f"{to_json(row)}\n".encode(), _from_json)
-FORMATS = {".csv": CSV, ".jsonl": JSON, ".parquet": JSON}
+FORMATS = {".jsonl": JSON, ".csv": CSV, ".parquet": JSON}
 """The lines that rows are appended as; Parquet is made from lines of JSON when all are there."""
 NOT_A_ROW = (ValueError, KeyError, RecursionError, csv.Error)
 

@@ -22,6 +22,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     },
     503: {"model": ErrorBody, "description": "Too much is in progress, or the service is starting or ending."},
 }
+NO_GUARD: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 404, 503)}
+"""The refusals of routes that are about one guard and take no body."""
+BINARY = {"type": "string", "format": "binary"}
 
 
 def service_of(request: Request) -> Service:

@@ -21,11 +21,10 @@ from oodles.serve.docs_page import describe_api
 from oodles.serve.envelope import Envelope
 from oodles.serve.logs import LOGGER
 from oodles.serve.page import read_page
-from oodles.serve.problems import Problem, problem_with_inputs
+from oodles.serve.problems import CLIENT_GONE, Problem, problem_with_inputs
 from oodles.serve.service import Service
 
 DESCRIPTION = "Says of each input whether a classifier should be trusted with it."
-CLIENT_GONE = 499
 HTML = "text/html; charset=utf-8"
 
 

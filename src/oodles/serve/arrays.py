@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
@@ -16,6 +15,7 @@ from oodles.names import printable
 from oodles.serve.images import pixel_arrays
 from oodles.serve.nested import nested_numbers
 from oodles.serve.problems import Problem, problem_with_inputs
+from oodles.serve.reading import parse_json
 from oodles.serve.settings import Settings
 
 
@@ -35,10 +35,7 @@ class Body(Struct, forbid_unknown_fields=True):
 
 def arrays_from_json(body: bytes, guard: ExportedGuard, tokenizer: Tokenizer | None, settings: Settings) -> Arrays:
     """The rows in ``{"inputs": {name: numbers}}`` or ``{"texts": [...]}``."""
-    try:
-        given = msgspec.json.decode(body, type=Body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, f'the body is not {{"inputs": {{...}}}} or {{"texts": [...]}} in JSON: {error}') from None
+    given = parse_json(body, Body, '{"inputs": {...}} or {"texts": [...]}')
     if (given.inputs is None) == (given.texts is None):
         raise Problem(400, 'the body needs either "inputs" or "texts"')
     if given.inputs is not None:
@@ -89,11 +86,6 @@ def checked(guard: ExportedGuard, named: Mapping[str, npt.NDArray[Any]], setting
 def _check_rows(rows: int, settings: Settings) -> None:
     if rows > settings.images:
         raise Problem(413, f"{rows} inputs in one request, more than {settings.images}; send them in several")
-
-
-def rows_of(arrays: Arrays) -> int:
-    """The number of rows that named arrays have."""
-    return len(next(iter(arrays.values())))
 
 
 def _wanted(name: str, guard: ExportedGuard) -> Record:

@@ -6,23 +6,24 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
-from oodles.deploy.artefact import Arrays
+from oodles.deploy.artefact import Arrays, rows_of
 
 
-class Answer(Protocol):
+class Divisible(Protocol):
     """What a batch is answered with, one entry per row."""
 
-    def part(self, start: int, stop: int) -> "Answer":
+    def part(self, start: int, stop: int) -> Self:
         """The answer to some of the rows."""
 
 
 Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer", bound=Divisible)
 
 
 @dataclass(eq=False)
-class _Item(Generic[Key]):
+class _Item(Generic[Key, Answer]):
     key: Key
     inputs: Arrays
     future: "Future[Answer]" = field(default_factory=Future)
@@ -30,10 +31,10 @@ class _Item(Generic[Key]):
 
     @property
     def rows(self) -> int:
-        return len(next(iter(self.inputs.values())))
+        return rows_of(self.inputs)
 
 
-class Batcher(Generic[Key]):
+class Batcher(Generic[Key, Answer]):
     """Collects inputs with equal keys for up to ``max_wait`` seconds or ``max_batch`` rows, then runs them together.
 
     ``run(key, inputs)`` is called by one thread and answers all rows. If it fails for several inputs together, each is
@@ -47,7 +48,7 @@ class Batcher(Generic[Key]):
         self._run = run
         self._max_batch = max_batch
         self._max_wait = max_wait
-        self._waiting: deque[_Item[Key]] = deque()
+        self._waiting: deque[_Item[Key, Answer]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name=f"batches of {name}", daemon=True)
@@ -55,7 +56,7 @@ class Batcher(Generic[Key]):
 
     def submit(self, key: Key, inputs: Arrays) -> "Future[Answer]":
         """Have named arrays answered, which have the same number of rows; a future that is cancelled is left out."""
-        item = _Item(key, inputs)
+        item: _Item[Key, Answer] = _Item(key, inputs)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the guard is closed")
@@ -76,7 +77,7 @@ class Batcher(Generic[Key]):
             if started:
                 self._answer(started)
 
-    def _next_batch(self) -> list[_Item[Key]]:
+    def _next_batch(self) -> list[_Item[Key, Answer]]:
         """The oldest input and those that can be run with it; nothing once the batcher is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -91,9 +92,9 @@ class Batcher(Generic[Key]):
         key = self._waiting[0].key
         return sum(item.rows for item in self._waiting if item.key == key)
 
-    def _take(self) -> list[_Item[Key]]:
+    def _take(self) -> list[_Item[Key, Answer]]:
         first = self._waiting.popleft()
-        taken, rows, others = [first], first.rows, deque[_Item[Key]]()
+        taken, rows, others = [first], first.rows, deque[_Item[Key, Answer]]()
         for item in self._waiting:
             if item.key == first.key and rows + item.rows <= self._max_batch:
                 taken.append(item)
@@ -103,7 +104,7 @@ class Batcher(Generic[Key]):
         self._waiting = others
         return taken
 
-    def _answer(self, batch: list[_Item[Key]]) -> None:
+    def _answer(self, batch: list[_Item[Key, Answer]]) -> None:
         try:
             answer = self._run(batch[0].key, [item.inputs for item in batch])
         except Exception as error:  # of whatever runs the network; the thread must go on

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oodles.serve.logs import log
+from oodles.serve.problems import CLIENT_GONE
 from oodles.serve.telemetry import Telemetry
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,7 +33,7 @@ class Envelope:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 499  # the client was gone before an answer began
+        status = CLIENT_GONE  # unless an answer begins
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status

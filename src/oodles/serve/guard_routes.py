@@ -4,21 +4,19 @@ import asyncio
 import math
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from oodles.data.readers import FORMATS
 from oodles.errors import OodlesError
-from oodles.serve.answers import REFUSALS, json_answer, service_of
+from oodles.serve.answers import NO_GUARD, REFUSALS, json_answer, service_of
 from oodles.serve.bodies import ErrorBody, GuardBody, GuardsBody, MonitorBody
 from oodles.serve.guards import ServedGuard
 from oodles.serve.problems import Problem
-from oodles.serve.reading import read_body
+from oodles.serve.reading import parse_json, read_body
 
 router = APIRouter()
 SMALL = 10_000  # bytes of a body that holds one number
-REFUSED: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 404, 503)}
 
 
 class _Threshold(Struct, forbid_unknown_fields=True):
@@ -49,7 +47,7 @@ async def guards(request: Request) -> Response:
     "/guards/{name}/monitor",
     summary="How the inputs so far compare with the calibration set",
     response_model=None,
-    responses={200: {"model": MonitorBody}, **REFUSED},
+    responses={200: {"model": MonitorBody}, **NO_GUARD},
 )
 async def monitor(request: Request, name: str) -> Response:
     """Counts, the rejection rate by windows with its limits, evidence of a change, and the alarm that stands."""
@@ -90,10 +88,7 @@ async def set_threshold(request: Request, name: str) -> Response:
     with service.request():
         guard = service.guard(name)
         body = await read_body(request, service.settings, limit=SMALL)
-        try:
-            value = msgspec.json.decode(body, type=_Threshold).value
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise Problem(400, f'the body is not {{"value": number}} in JSON: {error}') from None
+        value = parse_json(body, _Threshold, '{"value": number}').value
         if not math.isfinite(value):
             raise Problem(400, f"a threshold of {value} cannot decide anything; send a finite number")
         try:

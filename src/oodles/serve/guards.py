@@ -1,9 +1,11 @@
 """``ServedGuard``: an exported guard with its batches, its monitor, and the version of it that answers now."""
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oodles.calibration import Threshold
-from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold
+from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold, rows_of
 from oodles.deploy.exported import ExportedGuard, ExportedVerdict
 from oodles.errors import FileError, OodlesError
 from oodles.findings import Explanation
 from oodles.monitor import Alert, Monitor
-from oodles.serve.arrays import Tokenizer, rows_of
+from oodles.serve.arrays import Tokenizer
 from oodles.serve.batching import Batcher
 from oodles.serve.logs import log
 from oodles.serve.problems import Problem
@@ -90,7 +92,7 @@ class ServedGuard:
         self._shown: tuple[str, str, str] | None = None
         self._stamp = self._current_stamp()
         self.version = self._open()
-        self._batcher: Batcher[Work] = Batcher(
+        self._batcher: Batcher[Work, Answer] = Batcher(
             self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
         )
         self._show_version()
@@ -121,7 +123,7 @@ class ServedGuard:
             self._in_progress -= rows
             self._telemetry.waiting.labels(self.name).set(self._in_progress)
 
-    def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> Any:
+    def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> "Future[Answer]":
         """A future of the :class:`Answer` to rows that were prepared for a version."""
         shapes = tuple((name, value.shape[1:]) for name, value in sorted(arrays.items()))
         return self._batcher.submit(Work(version, explain, shapes), arrays)
@@ -168,7 +170,7 @@ class ServedGuard:
         self._telemetry.rate.labels(self.name).set(rejected / inputs if inputs else 0.0)
         self._telemetry.rate_limit.labels(self.name).set(version.monitor.upper)
         for alert in alerts:
-            log("alarm", level=30, guard=self.name, **alert.as_record())
+            log("alarm", level=logging.WARNING, guard=self.name, **alert.as_record())
             if self._alerted is not None:
                 self._alerted(alert, self.name)
 
@@ -187,7 +189,7 @@ class ServedGuard:
             now.save(self._state)  # without holding up answers while a disk is slow
         except OodlesError as error:
             self._telemetry.failures.labels("state").inc()
-            log("state not saved", level=30, guard=self.name, error=str(error))
+            log("state not saved", level=logging.WARNING, guard=self.name, error=str(error))
 
     # Versions -----------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class ServedGuard:
             except OodlesError as error:
                 self.reload_error = str(error)
                 self._telemetry.failures.labels("reload").inc()
-                log("reload refused", level=30, guard=self.name, error=str(error))
+                log("reload refused", level=logging.WARNING, guard=self.name, error=str(error))
 
     def close(self) -> None:
         """Answer what waits and save the monitor's state."""
@@ -264,7 +266,7 @@ class ServedGuard:
                     rule=self._settings.rule,
                 )
             except FileError as error:
-                log("monitoring begins anew", level=30, guard=self.name, reason=str(error))
+                log("monitoring begins anew", level=logging.WARNING, guard=self.name, reason=str(error))
         return self._new_monitor(guard)
 
     def _new_monitor(self, guard: ExportedGuard) -> Monitor:

@@ -4,6 +4,8 @@ from oodles.data.limits import TooLargeError
 from oodles.data.readers import EmptyFileError, NotAnImageError
 from oodles.errors import FileError, OodlesError
 
+CLIENT_GONE = 499  # the status, in logs and metrics alone, of a request whose client did not wait for the answer
+
 
 class Problem(Exception):  # noqa: N818  # a refusal is not an error of the service
     """A request, or one of its inputs, that gets no answer."""

@@ -1,14 +1,14 @@
 """The Open Inference Protocol, version 2: what Triton and KServe speak too."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from oodles import __version__
+from oodles.deploy.artefact import rows_of
 from oodles.deploy.exported import OUTPUTS
-from oodles.serve.answers import REFUSALS, json_answer, service_of
-from oodles.serve.arrays import checked, rows_of
+from oodles.serve.answers import BINARY, NO_GUARD, REFUSALS, json_answer, service_of
+from oodles.serve.arrays import checked
 from oodles.serve.bodies import InferenceBody, LiveBody, ModelBody, ModelReadyBody, ReadyBody, ServerBody
 from oodles.serve.problems import Problem
 from oodles.serve.reading import read_body
@@ -18,8 +18,6 @@ router = APIRouter(prefix="/v2")
 health = APIRouter(prefix="/v2")  # needs no token
 DATATYPES = {"label": "INT64", "is_id": "BOOL"}  # of the outputs that are not FP32
 LENGTH = "Inference-Header-Content-Length"
-NO_MODEL: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 404, 503)}
-BYTES = {"type": "string", "format": "binary"}
 INFER_BODY: dict[str, Any] = {
     "type": "object",
     "required": ["inputs"],
@@ -89,7 +87,7 @@ async def ready(request: Request) -> Response:
     "/models/{name}",
     summary="A guard's inputs and outputs",
     response_model=None,
-    responses={200: {"model": ModelBody}, **NO_MODEL},
+    responses={200: {"model": ModelBody}, **NO_GUARD},
 )
 async def model(request: Request, name: str) -> Response:
     """Their names, types and shapes; -1 is a size that may differ from request to request."""
@@ -121,7 +119,7 @@ async def model(request: Request, name: str) -> Response:
     "/models/{name}/ready",
     summary="Whether a guard answers",
     response_model=None,
-    responses={200: {"model": ModelReadyBody}, **NO_MODEL},
+    responses={200: {"model": ModelReadyBody}, **NO_GUARD},
 )
 async def model_ready(request: Request, name: str) -> Response:
     """200, or 503 while it is warmed up."""
@@ -134,13 +132,13 @@ async def model_ready(request: Request, name: str) -> Response:
     summary="Run a guard on tensors",
     response_model=None,
     responses={
-        200: {"model": InferenceBody, "content": {"application/octet-stream": {"schema": BYTES}}},
+        200: {"model": InferenceBody, "content": {"application/octet-stream": {"schema": BINARY}}},
         **{status: about for status, about in REFUSALS.items() if status != 415},
     },
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": INFER_BODY}, "application/octet-stream": {"schema": BYTES}},
+            "content": {"application/json": {"schema": INFER_BODY}, "application/octet-stream": {"schema": BINARY}},
         },
         "parameters": [
             {
@@ -167,11 +165,8 @@ async def infer(request: Request, name: str) -> Response:
         body = await read_body(request, service.settings, limit=limit)
         inference = await service.in_thread(read_inference, body, header, OUTPUTS)
         arrays = await service.in_thread(checked, version.guard, inference.inputs, service.settings)
-        rows = rows_of(arrays)
-        with served.admit(rows):
-            async with service.in_time():
-                answer = await asyncio.wrap_future(served.submit(version, arrays, explain=False))
-        request.state.about = {"guard": name, "inputs": rows}
+        answer = await service.answer(served, version, arrays)
+        request.state.about = {"guard": name, "inputs": rows_of(arrays)}
         about = {"model_name": name, "model_version": version.guard.identity[:12]}
         about |= {} if inference.id is None else {"id": inference.id}
         content, length = write_inference(answer.verdict._asdict(), inference.outputs, about)

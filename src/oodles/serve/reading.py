@@ -1,10 +1,11 @@
-"""Bodies of requests: read within limits of size and time, and divided into files."""
+"""Bodies of requests: read within limits of size and time, divided into files, and parsed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from oodles.serve.problems import Problem
 from oodles.serve.settings import Settings
 
+Content = TypeVar("Content", bound=msgspec.Struct)
 MOST_FIELDS = 64  # of a form, beside its files
 
 
@@ -54,6 +56,14 @@ async def read_files(request: Request, settings: Settings) -> list[Upload]:
     if not uploads:
         raise Problem(400, "the form has no files; add images as files, under any name")
     return uploads
+
+
+def parse_json(body: bytes, kind: type[Content], wanted: str) -> Content:
+    """A body of JSON; ``wanted`` says what one that does not fit should be."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Problem(400, f"the body is not {wanted} in JSON: {error}") from None
 
 
 async def _chunks(request: Request, limit: int) -> AsyncGenerator[bytes, None]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from oodles.deploy.artefact import rows_of
+from oodles.findings import name_of
 from oodles.names import printable
-from oodles.serve.answers import REFUSALS, json_answer, service_of
-from oodles.serve.arrays import arrays_from_json, rows_of
+from oodles.serve.answers import BINARY, REFUSALS, json_answer, service_of
+from oodles.serve.arrays import arrays_from_json
 from oodles.serve.bodies import ScoreBody
 from oodles.serve.guards import Answer, ServedGuard, Version
 from oodles.serve.images import image_arrays
@@ -26,10 +28,10 @@ CONTENT: dict[str, Any] = {
     FORM: {
         "schema": {
             "type": "object",
-            "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            "properties": {"file": {"type": "array", "items": BINARY}},
         }
     },
-    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+    "application/octet-stream": {"schema": BINARY},
     JSON: {
         "schema": {
             "type": "object",
@@ -120,11 +122,8 @@ async def _score_arrays(
     service: Service, served: ServedGuard, version: Version, body: bytes, explain: bool
 ) -> list[dict[str, Any]]:
     arrays = await service.in_thread(arrays_from_json, body, version.guard, version.tokenizer, service.settings)
-    rows = rows_of(arrays)
-    with served.admit(rows):
-        async with service.in_time():
-            answer = await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
-    return [_result(answer, row, None) for row in range(rows)]
+    answer = await service.answer(served, version, arrays, explain=explain)
+    return [_result(answer, row, None) for row in range(rows_of(arrays))]
 
 
 def _result(answer: Answer, row: int, name: str | None) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def _result(answer: Answer, row: int, name: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "label": label,
-        "class_name": names[label] if label < len(names) else None,
+        "class_name": name_of(label, names),
         "probability": float(verdict.probability[row]),
         "score": float(verdict.score[row]),
         "p_value": float(verdict.p_value[row]),

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
+from oodles.deploy.artefact import Arrays, rows_of
 from oodles.errors import ArgumentError
 from oodles.names import printable
-from oodles.serve.guards import ServedGuard
+from oodles.serve.guards import Answer, ServedGuard, Version
 from oodles.serve.logs import LOGGER, log
 from oodles.serve.problems import Problem
 from oodles.serve.settings import Settings
@@ -84,6 +85,12 @@ class Service:
             raise Problem(
                 503, f"there was no answer within {self.settings.seconds:g} seconds; try again later", retry_after=5
             ) from None
+
+    async def answer(self, served: ServedGuard, version: Version, arrays: Arrays, *, explain: bool = False) -> Answer:
+        """What a version of a guard says about some rows, if there is room for them and the answer comes in time."""
+        with served.admit(rows_of(arrays)):
+            async with self.in_time():
+                return await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
 
     async def in_thread(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """Call something that takes a while without holding up other requests."""

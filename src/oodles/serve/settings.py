@@ -66,14 +66,12 @@ class Settings:
 
 def read_token(path: Path) -> str:
     """The secret in a file, without the line end that editors add."""
-    try:  # a link is followed: Kubernetes mounts secrets as links
-        text = read_regular(path.resolve(), MOST_TOKEN_BYTES).decode("ascii").strip()
+    # Kubernetes mounts secrets as links
+    content = read_regular(path, MOST_TOKEN_BYTES, links=True, remedy="give a file with a token")
+    try:
+        text = content.decode("ascii").strip()
     except UnicodeDecodeError:
         raise FileError(f"{path} does not hold a token; write letters, digits and punctuation") from None
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}); give a file with a token") from None
     return checked_token(text, str(path))
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from oodles.names import printable
 from oodles.serve.nested import MOST_DIMENSIONS, nested_numbers
 from oodles.serve.problems import Problem
+from oodles.serve.reading import parse_json
 
 TYPES = {
     "BOOL": "bool",
@@ -60,10 +61,7 @@ class Inference(NamedTuple):
 def read_inference(body: bytes, header_length: str | None, outputs: Sequence[str]) -> Inference:
     """A request from its body; ``header_length`` is where its JSON ends and bytes begin, ``outputs`` what there is."""
     end = len(body) if header_length is None else _length(header_length, len(body))
-    try:
-        request = msgspec.json.decode(body[:end], type=_Request)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, f"the body is not an inference request in JSON: {error}") from None
+    request = parse_json(body[:end], _Request, "an inference request")
     rest = memoryview(body)[end:]
     arrays: dict[str, Array] = {}
     for tensor in request.inputs:

@@ -30,10 +30,9 @@ class TextTokenizer:
             )
         with needed_by("a tokenizer"):
             from tokenizers import Tokenizer
+        content = read_regular(path, MOST_BYTES, links=True, remedy="give a tokenizer.json")
         try:
-            self._tokenizer = Tokenizer.from_str(read_regular(path.resolve(), MOST_BYTES).decode())
-        except OSError as error:
-            raise FileError(f"{path} cannot be read ({error.strerror or error}); give a tokenizer.json") from None
+            self._tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # of the tokenizers package, which raises plain ones
             raise FileError(f"{path} is not a tokenizer.json ({printable(str(error))[:100]})") from None
         if self._tokenizer.padding is None:
