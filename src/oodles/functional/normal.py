@@ -5,7 +5,6 @@ import math
 import numpy as np
 import torch
 from numpy.polynomial import Chebyshev, Polynomial
-from scipy.special import erfcx
 from torch import Tensor
 
 DEGREE = 10  # more would be lost in the rounding of float32
@@ -40,7 +39,8 @@ def elementary_log_ndtr(deviations: Tensor) -> Tensor:
 def _coefficients() -> tuple[float, ...]:
     """P, fitted to the logarithm of the scaled complementary error function at Chebyshev's nodes."""
     t = (np.cos(np.pi * (np.arange(400) + 0.5) / 400) + 1) / 2
-    fitted = Chebyshev.fit(t, np.log(erfcx(2 / t - 2)) - np.log(t), DEGREE, domain=[0, 1])
+    scaled = torch.special.erfcx(torch.from_numpy(2 / t - 2)).numpy()
+    fitted = Chebyshev.fit(t, np.log(scaled) - np.log(t), DEGREE, domain=[0, 1])
     return tuple(fitted.convert(kind=Polynomial, domain=[-1, 1]).coef.tolist())
 
 
