@@ -219,7 +219,7 @@ print(guard.explain(sys.argv[2])[0].score)
     assert answer == pytest.approx(wanted[0].score, abs=1e-5)
 
 
-@pytest.mark.parametrize("how", ["refused", "not installed"])
+@pytest.mark.parametrize("how", ["refused", pytest.param("not installed", marks=pytest.mark.slow)])
 def test_a_guard_is_served(how, request, exported, tmp_path):
     """The service scores a photograph as ``Guard.open`` does where torch is, and its page and monitor work."""
     photo = write_image(tmp_path / "photo.png", size=(40, 30))

@@ -19,7 +19,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -68,13 +68,15 @@ OTHER_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: ``change`` as text, and the whole module with it; ``nth`` counts equal changes in one function."""
+    """One change: ``change`` as text, ``other`` in its place in the module; ``nth`` counts equal ones in a function."""
 
     module: str
     function: str
     change: str
     line: int
     tree: ast.Module
+    place: tuple[ast.AST, str, int | None]
+    other: ast.AST
     nth: int = 1
 
     @property
@@ -124,12 +126,11 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
         for other in replacements(node):
             ast.copy_location(other, node)
             _put(parent, name, place, other)
-            changed = ast.fix_missing_locations(copy.deepcopy(tree))
             change = f"{before} → {_text(parent if shown else other)}"
             _put(parent, name, place, node)
-            found = Mutant(module, function, change, node.lineno, changed)
-            seen[function, found.change] += 1
-            yield replace(found, nth=seen[function, found.change])
+            seen[function, change] += 1
+            nth = seen[function, change]
+            yield Mutant(module, function, change, node.lineno, tree, (parent, name, place), other, nth)
 
 
 def sites(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, int | None, str]]:
@@ -169,10 +170,15 @@ def _text(node: ast.AST) -> str:
 
 
 def apply(mutant: Mutant) -> None:
-    """Change the imported module in place: whoever has one of its functions or classes has the mutated one."""
+    """Change the imported module in place: whoever has one of its functions or classes has the mutated one.
+
+    Once in a process, whose copy of the tree stays changed.
+    """
     module = importlib.import_module("oodles." + mutant.module.removesuffix(".py").replace("/", "."))
     before = dict(vars(module))
-    exec(compile(mutant.tree, str(module.__file__), "exec"), vars(module))  # noqa: S102
+    _put(*mutant.place, mutant.other)
+    tree = ast.fix_missing_locations(mutant.tree)
+    exec(compile(tree, str(module.__file__), "exec"), vars(module))  # noqa: S102
     for name, old in before.items():
         new = vars(module).get(name)
         if getattr(old, "__module__", None) != module.__name__ or new is old:

@@ -133,6 +133,7 @@ def test_folder_and_zip_are_the_same(guard, folder, tmp_path):
             assert archive.read(name) == (folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_there_is_kept_unless_it_may_be_replaced(guard, folder, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(FileError, match=r"holds an exported guard; choose another place, or replace it"):

@@ -244,6 +244,7 @@ def test_both_are_members_of_an_ensemble_that_is_tuned_with_the_network():
     assert torch.isfinite(guard(pictures(9, seed=3)).score).all()
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
 def test_the_shipped_network_on_real_images(data):

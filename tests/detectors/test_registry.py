@@ -246,6 +246,7 @@ def test_benchmarked_on_the_command_line(outside):
     assert [row["detector"] for row in json.loads(out)] == ["my_norm", "energy"]
 
 
+@pytest.mark.slow
 def test_an_installed_package_announces_its_detectors(outside):
     folder, run = outside
     info = folder / "mypkg-1.0.dist-info"

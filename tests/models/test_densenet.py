@@ -41,6 +41,7 @@ def test_the_authors_checkpoints_load_completely(data, name, classes):
     assert len(changed) == len(before), "every tensor came from the file"
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "folder", "lowest"),

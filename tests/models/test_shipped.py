@@ -52,6 +52,7 @@ def test_its_embedding_is_wide_and_never_negative():
     assert float(features.embedding.min()) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_its_accuracy_is_that_of_the_card(data):
     images = open_images(data / "cifar10-jpeg.zip" / "test")

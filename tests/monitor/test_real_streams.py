@@ -16,6 +16,7 @@ from oodles.persistence import load_guard
 NAME = "cifar10-small"
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_svhn_among_cifar_is_found_and_cifar_alone_is_not(data):
     network, detector = load(NAME), load_guard(shipped_folder(NAME) / GUARD)[0]

@@ -111,6 +111,7 @@ def test_images_of_every_kind_are_copied(tmp_path: Path, mode: str) -> None:
     assert page.all("img")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_are_read_soon_and_in_little_memory(tmp_path: Path) -> None:
     rows = [scored(f"images/{place}.txt", (place * 7919 % 100_003) / 1e5 - 0.1) for place in range(1000)]
     small = write_scored(tmp_path / "results.jsonl", rows)

@@ -162,6 +162,7 @@ def test_the_standard_error_is_about_that_of_repeated_samples():
 # Real networks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_the_papers_p_is_chosen_for_the_authors_cifar100_network(data):
     network = densenet101(100)

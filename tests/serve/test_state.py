@@ -26,6 +26,7 @@ def load(server, ends, answered):
             return
 
 
+@pytest.mark.slow
 def test_killed_under_load_and_started_again(guards, tmp_path):
     """The state is a valid file, with at least what the last flush had and at most what was sent."""
     state = tmp_path / "state" / "images.monitor.json"
@@ -57,6 +58,7 @@ def test_killed_under_load_and_started_again(guards, tmp_path):
         assert server.get(MONITOR).json["inputs"] == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_the_state(guards, tmp_path):
     """Every file may have 0 bytes: serving goes on, and says what it cannot keep."""
 

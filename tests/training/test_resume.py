@@ -63,6 +63,7 @@ def test_files_left_by_a_kill_before_the_cleanup_are_deleted_on_resuming(uninter
     check_resumed(uninterrupted, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["state", "weights", "training"])
 def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(uninterrupted, tmp_path, file):
     done = subprocess.run(
