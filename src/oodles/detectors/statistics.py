@@ -10,6 +10,8 @@ from torch import Tensor
 
 from oodles.functional import Quantiles
 
+FEWEST = 1 << 14  # rows that a sample has space for from the beginning; the system gives memory when it is used
+
 
 class Statistic(Protocol):
     """Updated batch by batch; two of them merge into what one would have computed from all batches."""
@@ -260,8 +262,8 @@ class RowSample:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._rows: list[Tensor] = []
-        self._keys: list[Tensor] = []
+        # one piece of memory: parts, a few rows of each batch, would lie between the memory of batches and hold it
+        self._rows, self._keys, self._used = torch.empty(0, 0), torch.empty(0, dtype=torch.int64), 0
         self._bound: int | None = None  # rows with keys from here on are not among the smallest
 
     def add(self, *columns: Tensor, keys: Tensor | None = None) -> None:
@@ -271,35 +273,56 @@ class RowSample:
         if self._bound is not None:
             kept = (keys < self._bound).nonzero().flatten()
             parts, keys = [part[kept] for part in parts], keys[kept]
-        self._keep([torch.cat(parts, dim=1)], [keys])  # a copy, also of a single column
+        self._keep(parts, keys)
 
     def merge(self, other: "RowSample") -> None:
         """Add another's rows."""
-        self._keep(other._rows, other._keys)
+        self._keep([other._rows[: other._used]], other._keys[: other._used])
 
     def rows(self) -> Tensor:
         """The sample, ``(limit, m)`` or fewer."""
         self._truncate()
-        return self._rows[0]
+        order = torch.argsort(self._keys[: self._used], stable=True)
+        self._rows, self._keys = self._rows[order], self._keys[order]
+        return self._rows
 
-    def _keep(self, rows: list[Tensor], keys: list[Tensor]) -> None:
-        self._rows, self._keys = [*self._rows, *rows], [*self._keys, *keys]
-        # rarely enough, since fewer and fewer rows pass the bound, and with little memory beyond the sample's own
-        if sum(map(len, self._rows)) > self.limit + self.limit // 4:
-            self._truncate()
+    def _keep(self, parts: list[Tensor], keys: Tensor) -> None:
+        most, start = self.limit + max(1, self.limit // 4), 0
+        width = sum(part.shape[1] for part in parts)
+        if not self._used and width:
+            self._rows, self._keys = torch.empty(0, width), self._keys[:0]
+        while start < len(keys):
+            if self._used == most:
+                self._truncate()
+            stop = min(len(keys), start + most - self._used)
+            used = self._used + stop - start
+            if used > len(self._rows):
+                self._reserve(min(most, max(used, 2 * len(self._rows), FEWEST)))
+            torch.cat([part[start:stop] for part in parts], dim=1, out=self._rows[self._used : used])
+            self._keys[self._used : used] = keys[start:stop]
+            self._used, start = used, stop
+
+    def _reserve(self, rows: int) -> None:
+        longer, keys = torch.empty(rows, self._rows.shape[1]), torch.empty(rows, dtype=torch.int64)
+        longer[: self._used], keys[: self._used] = self._rows[: self._used], self._keys[: self._used]
+        self._rows, self._keys = longer, keys
 
     def _truncate(self) -> None:
-        keys = torch.cat(self._keys)
-        order = torch.argsort(keys, stable=True)[: self.limit]
-        places = torch.full_like(keys, -1)
-        places[order] = torch.arange(len(order))
-        # part by part, because a copy of all rows would be the largest thing in memory
-        sample = self._rows[0].new_empty(len(order), self._rows[0].shape[1])
-        for part, place in zip(self._rows, torch.split(places, [len(part) for part in self._rows]), strict=True):
-            kept = (place >= 0).nonzero().flatten()
-            sample[place[kept]] = part if len(kept) == len(part) else part[kept]
-        self._rows, self._keys = [sample], [keys[order]]
-        self._bound = int(self._keys[0][-1]) if len(order) == self.limit else None
+        """Move rows with small keys from the end to the places of those that are not among the smallest."""
+        if self._used <= self.limit:
+            return
+        order = torch.argsort(self._keys[: self._used], stable=True)[: self.limit]
+        self._bound = int(self._keys[order[-1]])
+        kept = torch.zeros(self._used, dtype=torch.bool)
+        kept[order] = True
+        free, late = (~kept[: self.limit]).nonzero().flatten(), kept[self.limit :].nonzero().flatten() + self.limit
+        self._rows[free], self._keys[free] = self._rows[late], self._keys[late]
+        self._used = self.limit
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the space that is not used."""
+        used = {"_rows": self._rows[: self._used].clone(), "_keys": self._keys[: self._used].clone()}
+        return {**vars(self), **used}
 
 
 def row_keys(values: Tensor) -> Tensor:
