@@ -34,6 +34,7 @@ suppress_warnings = ["toc.not_readable"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
+highlight_language = "none"  # blocks without a language are commands and what they print
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

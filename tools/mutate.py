@@ -334,16 +334,14 @@ def main() -> None:
         unexplained += len(alive) - len(known)
         total = results[module]["mutants"]
         rows.append(f"| `{module}` | {total} | {total - len(alive)} | {len(known)} | {len(alive) - len(known)} |")
-        notes += [f"| `{module}` | `{key[1]}` | `{_cell(key[2])}` | {reasons.pop(key)} |" for key in known]
-    write_page("mutation", rows="\n".join(rows), explained="\n".join(notes))
+        if known:
+            listed = [f"- `{key[1]}`: `{key[2]}`: {reasons.pop(key)}" for key in known]
+            notes.append(f"**`{module}`**\n\n" + "\n".join(listed))
+    write_page("mutation", rows="\n".join(rows), explained="\n\n".join(notes))
     if reasons:
         sys.exit(f"explained in {EXPLAINED.name}, but noticed by a test or gone: {list(reasons)}")
     if unexplained:
         sys.exit(f"{unexplained} mutants survive and are not explained: see {RESULTS}")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
