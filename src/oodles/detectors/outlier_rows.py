@@ -6,12 +6,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from oodles.detectors.statistics import Joined
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 
 POLICIES = ("warn", "drop", "raise", "ignore")
-
-FEWEST = 1 << 16  # numbers that there is space for from the beginning
 
 FACTOR = 100
 """Rows whose norm is more than this many times the median norm are outliers.
@@ -19,31 +18,6 @@ FACTOR = 100
 In the features of nine networks the longest row has 4.3 times the median. One row at 100 times costs the most sensitive
 detector (NECO) one point of AUROC, at 1,000 times more than 20.
 """
-
-
-class _Numbers:
-    """Numbers that come in parts, in one piece of memory.
-
-    A list of the parts would keep the memory of the batches they came from in use: each part would lie behind the space
-    of its batch, which the next batch does not quite fit into.
-    """
-
-    def __init__(self) -> None:
-        self._space, self._used = torch.empty(0), 0
-
-    def add(self, part: Tensor) -> None:
-        """Append some numbers."""
-        needed = self._used + len(part)
-        if needed > len(self._space):
-            wider = torch.empty(max(needed, 2 * len(self._space), FEWEST), dtype=part.dtype)
-            wider[: self._used] = self.values()
-            self._space = wider
-        self._space[self._used : needed] = part
-        self._used = needed
-
-    def values(self) -> Tensor:
-        """All numbers so far."""
-        return self._space[: self._used]
 
 
 class RowNorms:
@@ -56,7 +30,7 @@ class RowNorms:
     """
 
     def __init__(self) -> None:
-        self._norms: dict[str, _Numbers] = {}
+        self._norms: dict[str, Joined] = {}
 
     def add(self, batch: Features, columns: Iterable[str]) -> None:
         """Add the rows of one batch; columns that it does not have are left out."""
@@ -64,12 +38,14 @@ class RowNorms:
             if batch.holds(name):
                 rows = batch.column(name).detach()
                 wide = torch.promote_types(rows.dtype, torch.float32)
-                self._norms.setdefault(name, _Numbers()).add(torch.linalg.vector_norm(rows, dim=1, dtype=wide).cpu())
+                self._norms.setdefault(name, Joined(torch.empty(0))).add(
+                    torch.linalg.vector_norm(rows, dim=1, dtype=wide).cpu()
+                )
 
     def merge(self, other: "RowNorms") -> None:
         """Add another's rows, after one's own."""
         for name, numbers in other._norms.items():
-            self._norms.setdefault(name, _Numbers()).add(numbers.values())
+            self._norms.setdefault(name, Joined(torch.empty(0))).add(numbers.values())
 
     def outliers(self) -> Tensor:
         """The numbers of the rows that are outliers, or not finite, in any column; in ascending order."""

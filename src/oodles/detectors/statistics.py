@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oodles.functional import Quantiles
 
-FEWEST = 1 << 14  # rows that a sample has space for from the beginning; the system gives memory when it is used
+FEWEST = 1 << 14  # rows that there is space for from the beginning; the system gives memory when it is used
 
 
 class Statistic(Protocol):
@@ -248,6 +248,45 @@ class ClassMeans:
         return torch.where(self.counts[:, None] > 0, means, overall)
 
 
+class Joined:
+    """Rows that come in parts, in one piece of memory.
+
+    A list of the parts would keep the memory of the batches they came from in use: each part would lie behind the space
+    of its batch, which the next batch does not quite fit into.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._space, self._used = rows, len(rows)
+
+    def __len__(self) -> int:
+        return self._used
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the space that is not used."""
+        return {"_space": self.values().clone(), "_used": self._used}
+
+    def add(self, part: Tensor) -> None:
+        """Append some rows; the first ones determine width and type."""
+        if not self._used and part.shape[1:].numel():
+            self._space = part.new_empty((0, *part.shape[1:]))
+        needed = self._used + len(part)
+        if needed > len(self._space):
+            longer = part.new_empty((max(needed, 2 * len(self._space), FEWEST), *part.shape[1:]))
+            longer[: self._used] = self.values()
+            self._space = longer
+        if len(part):
+            self._space[self._used : needed] = part
+        self._used = needed
+
+    def shorten(self, rows: int) -> None:
+        """Keep the first rows only."""
+        self._used = rows
+
+    def values(self) -> Tensor:
+        """All rows so far."""
+        return self._space[: self._used]
+
+
 class RowSample:
     """At most ``limit`` rows, chosen by their content: the same ones whatever their order and batches.
 
@@ -262,8 +301,7 @@ class RowSample:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        # one piece of memory: parts, a few rows of each batch, would lie between the memory of batches and hold it
-        self._rows, self._keys, self._used = torch.empty(0, 0), torch.empty(0, dtype=torch.int64), 0
+        self._rows, self._keys = Joined(torch.empty(0, 0)), Joined(torch.empty(0, dtype=torch.int64))
         self._bound: int | None = None  # rows with keys from here on are not among the smallest
 
     def add(self, *columns: Tensor, keys: Tensor | None = None) -> None:
@@ -273,56 +311,40 @@ class RowSample:
         if self._bound is not None:
             kept = (keys < self._bound).nonzero().flatten()
             parts, keys = [part[kept] for part in parts], keys[kept]
-        self._keep(parts, keys)
+        self._keep(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], keys)
 
     def merge(self, other: "RowSample") -> None:
         """Add another's rows."""
-        self._keep([other._rows[: other._used]], other._keys[: other._used])
+        self._keep(other._rows.values(), other._keys.values())
 
     def rows(self) -> Tensor:
         """The sample, ``(limit, m)`` or fewer."""
         self._truncate()
-        order = torch.argsort(self._keys[: self._used], stable=True)
-        self._rows, self._keys = self._rows[order], self._keys[order]
-        return self._rows
+        order = torch.argsort(self._keys.values(), stable=True)
+        self._rows, self._keys = Joined(self._rows.values()[order]), Joined(self._keys.values()[order])
+        return self._rows.values()
 
-    def _keep(self, parts: list[Tensor], keys: Tensor) -> None:
-        most, start = self.limit + max(1, self.limit // 4), 0
-        width = sum(part.shape[1] for part in parts)
-        if not self._used and width:
-            self._rows, self._keys = torch.empty(0, width), self._keys[:0]
-        while start < len(keys):
-            if self._used == most:
+    def _keep(self, rows: Tensor, keys: Tensor) -> None:
+        most = max(1, self.limit // 4)  # beyond the limit
+        for part, part_keys in zip(torch.split(rows, most), torch.split(keys, most), strict=True):
+            if len(self._keys) + len(part_keys) > self.limit + most:
                 self._truncate()
-            stop = min(len(keys), start + most - self._used)
-            used = self._used + stop - start
-            if used > len(self._rows):
-                self._reserve(min(most, max(used, 2 * len(self._rows), FEWEST)))
-            torch.cat([part[start:stop] for part in parts], dim=1, out=self._rows[self._used : used])
-            self._keys[self._used : used] = keys[start:stop]
-            self._used, start = used, stop
-
-    def _reserve(self, rows: int) -> None:
-        longer, keys = torch.empty(rows, self._rows.shape[1]), torch.empty(rows, dtype=torch.int64)
-        longer[: self._used], keys[: self._used] = self._rows[: self._used], self._keys[: self._used]
-        self._rows, self._keys = longer, keys
+            self._rows.add(part)
+            self._keys.add(part_keys)
 
     def _truncate(self) -> None:
         """Move rows with small keys from the end to the places of those that are not among the smallest."""
-        if self._used <= self.limit:
+        if len(self._keys) <= self.limit:
             return
-        order = torch.argsort(self._keys[: self._used], stable=True)[: self.limit]
-        self._bound = int(self._keys[order[-1]])
-        kept = torch.zeros(self._used, dtype=torch.bool)
+        rows, keys = self._rows.values(), self._keys.values()
+        order = torch.argsort(keys, stable=True)[: self.limit]
+        self._bound = int(keys[order[-1]])
+        kept = torch.zeros(len(keys), dtype=torch.bool)
         kept[order] = True
         free, late = (~kept[: self.limit]).nonzero().flatten(), kept[self.limit :].nonzero().flatten() + self.limit
-        self._rows[free], self._keys[free] = self._rows[late], self._keys[late]
-        self._used = self.limit
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without the space that is not used."""
-        used = {"_rows": self._rows[: self._used].clone(), "_keys": self._keys[: self._used].clone()}
-        return {**vars(self), **used}
+        rows[free], keys[free] = rows[late], keys[late]
+        self._rows.shorten(self.limit)
+        self._keys.shorten(self.limit)
 
 
 def row_keys(values: Tensor) -> Tensor:
