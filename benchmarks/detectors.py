@@ -15,8 +15,8 @@ from oodles.features import Features
 
 SIZES = ((10_000, 342, 10), (50_000, 512, 100), (20_000, 2048, 1000))
 """Rows to fit, width of the embedding, classes."""
-SCORED, FEWEST_SCORED, PROBE_SECONDS = 10_000, 32, 0.5
-LARGEST_COVARIANCES = 2_000_000_000  # bytes of one covariance per class, which ddu and its peer keep
+SCORED, MIN_SCORED, PROBE_SECONDS = 10_000, 32, 0.5
+MAX_COVARIANCES = 2_000_000_000  # bytes of one covariance per class, which ddu and its peer keep
 LOOP_TARGET = 10.0
 SAME_RANKS = 0.999
 
@@ -27,7 +27,7 @@ def run(quick: bool = False, only: str | None = None) -> Iterator[Row]:
     for count, width, classes in SIZES[:1] if quick else SIZES:
         train, test = example(count, width, classes, 1), example(SCORED, width, classes, 2)
         for peer in peers:
-            if not (peer.name == "GMM" and 8 * classes * width**2 > LARGEST_COVARIANCES):
+            if not (peer.name == "GMM" and 8 * classes * width**2 > MAX_COVARIANCES):
                 yield from compare(peer, train, test, budget=0.3 if quick else 0.8)
 
 
@@ -69,7 +69,7 @@ def _target(slow: str) -> float:
 
 def _scored(score: Callable[[Features], object], test: Features) -> int:
     """How many rows the peer scores in about half a second: some need gigabytes or minutes for all of them."""
-    rows = FEWEST_SCORED
+    rows = MIN_SCORED
     while rows < len(test):
         start = time.perf_counter()
         score(test[:rows])

@@ -20,11 +20,11 @@ from benchmarks.results import Row, cost
 from benchmarks.timing import paired, seconds
 from oodles.detectors import parse
 from oodles.features import Features
-from oodles.files import sha256
+from oodles.records.files import sha256
 from oodles.store import Writer
 
 ROWS, QUICK_ROWS, WIDTH, CLASSES, SHARD = 1_281_167, 16_384, 2048, 1000, 8192
-MOST_MEMORY = 1000.0  # MB beyond what the detector keeps
+MAX_MEMORY = 1000.0  # MB beyond what the detector keeps
 READ_TARGET, PRODUCT_TARGET = 1.5, 3.0
 
 
@@ -156,10 +156,10 @@ def _rows(case: Case, size: str, found: dict[str, Any]) -> Iterator[Row]:
         yield cost(f"fit {name}, {size}", "reading the file", reads, target=READ_TARGET, memory=peak)
         checks = {"ours": found["fits"], "check": [found["checked"]] * len(found["fits"])}
         yield cost(f"fit {name}, {size}", "reading it and computing its checksums", checks)
-    fitting = {"ours": [peak], "limit": [MOST_MEMORY + kept]}
+    fitting = {"ours": [peak], "limit": [MAX_MEMORY + kept]}
     limit = f"1 GB and the {kept:.0f} MB it keeps"
     yield cost(f"memory of fitting {name}", limit, fitting, target=1, unit="MB", memory=peak)
     scored = {"ours": [found["score"]], "floor": [found["score_floor"]]}
     yield cost(f"score {name}, {size}", "the slower of reading and the head's product", scored)
-    scoring = {"ours": [found["score_peak"]], "limit": [MOST_MEMORY]}
+    scoring = {"ours": [found["score_peak"]], "limit": [MAX_MEMORY]}
     yield cost(f"memory of scoring {name}", "1 GB", scoring, target=1, unit="MB", memory=found["score_peak"])

@@ -22,12 +22,12 @@ from benchmarks.timing import seconds
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import IMAGENET
+from oodles.deploy.results.jobs import Job
+from oodles.deploy.results.rows import Row
+from oodles.deploy.results.writing import open_results
 from oodles.detectors import parse
 from oodles.distributed import ray as distributed
 from oodles.distributed.ray_workers import Extractor, Part
-from oodles.results.jobs import Job
-from oodles.results.rows import Row
-from oodles.results.writing import open_results
 
 DOCS = Path(__file__).parents[1] / "docs"
 BILLION, DAY, HOUR = 1e9, 86_400.0, 3_600.0

@@ -28,9 +28,9 @@ from oodles.cli.score import SETTINGS
 from oodles.cli.scorers import SavedScorer
 from oodles.cli.scoring import Counts, score_batches
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
+from oodles.deploy.results.jobs import Job
 from oodles.guard import Guard
 from oodles.models import load
-from oodles.results.jobs import Job
 
 ROOT = Path(__file__).parents[1]
 TARGET = round(1 / 0.9, 3)  # 90 % of the images per second of the slower part

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from oodles.calibration import Threshold, calibrate
 from oodles.data.transforms import Transform
+from oodles.deploy.saving import load_detector, load_guard, save_detector
 from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, ReAct, parse
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
-from oodles.files import LOCK, write_record
 from oodles.guard import Guard, Verdict
 from oodles.network.extraction import extract
-from oodles.persistence import load_detector, load_guard, save_detector
+from oodles.records.files import LOCK, write_record
 
 ROWS = 40
 

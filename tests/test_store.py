@@ -14,10 +14,10 @@ from support.disks import files_up_to, ordinary_user
 
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import Features, Head
-from oodles.files import sha256, write_record
 from oodles.network.extraction import extract
+from oodles.records.files import sha256, write_record
+from oodles.records.tensors import write_tensors
 from oodles.store import Store, Writer, is_store, read_manifest, stored_rows
-from oodles.tensor_files import write_tensors
 
 ABOUT = {"model": "a" * 64, "dtype": "torch.float32"}
 

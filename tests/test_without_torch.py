@@ -18,18 +18,26 @@ from support.scored import scored, write_scored
 from support.serving import environment, running
 from support.without_torch import BLOCKER, COMMAND, install_without_torch, without_torch
 
-from oodles import cli, monitor, results, serve
+from oodles import cli, monitor, serve
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
+from oodles.deploy import results
 from oodles.guard import Guard
 
 SMALL = Transform(8, 10, (0.5,) * 3, (0.25,) * 3)
 
 MODULES = (
-    *("oodles", "oodles.calls", "oodles.differences", "oodles.errors", "oodles.extras", "oodles.files"),
     *(
-        "oodles.findings",
-        "oodles.names",
+        "oodles",
+        "oodles.records.calls",
+        "oodles.records.differences",
+        "oodles.errors",
+        "oodles.extras",
+        "oodles.records.files",
+    ),
+    *(
+        "oodles.explanation.findings",
+        "oodles.records.text",
         "oodles.plots",
         "oodles.data.arrays",
         "oodles.data.decoding",
@@ -38,13 +46,13 @@ MODULES = (
     ),
     *("oodles.data.image_lists", "oodles.data.image_sets", "oodles.data.limits", "oodles.data.matlab"),
     *("oodles.data.pickles", "oodles.data.readers", "oodles.data.transforms"),
-    *("oodles.metrics", "oodles.names", "oodles.bench.tables", "oodles.paper.published"),
-    *("oodles.calibration", "oodles.fields", "oodles.deploy.artefact", "oodles.deploy.exported"),
+    *("oodles.metrics", "oodles.records.text", "oodles.bench.tables", "oodles.paper.published"),
+    *("oodles.calibration", "oodles.records.fields", "oodles.deploy.artefact", "oodles.deploy.exported"),
     *("oodles.deploy.explaining", "oodles.deploy.inputs"),
     *("oodles.report.page", "oodles.report.rows", "oodles.report.scored"),
     *(module.name for module in pkgutil.iter_modules(monitor.__path__, "oodles.monitor.")),
     *(module.name for module in pkgutil.iter_modules(cli.__path__, "oodles.cli.")),
-    *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.results.")),
+    *(module.name for module in pkgutil.iter_modules(results.__path__, "oodles.deploy.results.")),
     *(module.name for module in pkgutil.iter_modules(serve.__path__, "oodles.serve.")),
 )
 REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
@@ -144,7 +152,7 @@ def test_rows_and_scored_inputs_are_reported(run, tmp_path):
 def test_records_are_written_and_read(run):
     script = """
 from pathlib import Path
-from oodles.files import read_record, write_record
+from oodles.records.files import read_record, write_record
 write_record(Path("r.json"), {"kind": "thing", "schema": 1, "value": 0.5}, key=bytes(32))
 print(read_record(Path("r.json"), kind="thing", schema=1, key=bytes(32))["value"])
 """

@@ -18,11 +18,11 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.detectors import Energy
 from oodles.features import Features
-from oodles.files import write_bytes
 from oodles.guard import Guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
 from oodles.network.extraction import extract
-from oodles.tensor_files import serialise
+from oodles.records.files import write_bytes
+from oodles.records.tensors import serialise
 from oodles.training.trainer import RECORD
 
 NAME = "cifar10-small"

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
-from oodles.files import write_bytes
 from oodles.models import load_checkpoint
-from oodles.tensor_files import serialise
+from oodles.records.files import write_bytes
+from oodles.records.tensors import serialise
 
 WEIGHTS = "weights.safetensors"
 WIDTH, DEPTH, SIDE = 128, 4, 4

@@ -27,13 +27,13 @@ from oodles.calibration import calibrate
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
+from oodles.deploy.saving import load_guard
 from oodles.models import load
 from oodles.models.shipped import GUARD, shipped_folder
 from oodles.monitor import AlertRule, Monitor
 from oodles.monitor.chart import draw
 from oodles.monitor.evidence import Bets
 from oodles.network.extraction import extract
-from oodles.persistence import load_guard
 from oodles.plots import save_figure
 
 Floats = npt.NDArray[np.float64]

@@ -12,14 +12,16 @@ from .bench.run import benchmark as benchmark
 from .calibration import Threshold as Threshold
 from .calibration import calibrate as calibrate
 from .calibration import conformal as conformal
+from .deploy.saving import load_detector as load_detector
+from .deploy.saving import save_detector as save_detector
 from .detectors.base import Detector as Detector
 from .detectors.default import default_detector as default_detector
 from .detectors.ensemble import combine as combine
 from .detectors.mahalanobis import Mahalanobis as Mahalanobis
 from .detectors.neighbours import KNN as KNN
 from .detectors.odin import ODIN as ODIN
-from .detectors.parse import detector_list as detector_list
-from .detectors.parse import parse as parse
+from .detectors.parsing import detector_list as detector_list
+from .detectors.parsing import parse as parse
 from .detectors.registry import register as register
 from .detectors.score_only import MSP as MSP
 from .detectors.score_only import Energy as Energy
@@ -37,13 +39,11 @@ from .errors import NotFittedError as NotFittedError
 from .errors import OodlesError as OodlesError
 from .errors import ShapeError as ShapeError
 from .features import Features as Features
-from .features import Head as Head
 from .guard import Guard as Guard
 from .guard import Verdict as Verdict
+from .head import Head as Head
 from .network.extraction import extract as extract
 from .paper import analysis as analysis
-from .persistence import load_detector as load_detector
-from .persistence import save_detector as save_detector
 from .selection.detector import select as select
 
 __version__: str

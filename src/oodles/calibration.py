@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what decides also runs where there is no torch
 
 Floats = npt.NDArray[np.float64]
 
-MOST_SCORES = 10_000  # of the calibration set that a threshold keeps
+MAX_SCORES = 10_000  # of the calibration set that a threshold keeps
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,15 @@ def threshold_rank(size: int, id_rate: float) -> int:
 
 def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The scores of a calibration set in ascending order; of very many a random choice, which is one as well."""
-    if len(scores) > MOST_SCORES:
-        scores = np.random.default_rng(0).choice(scores, MOST_SCORES, replace=False)
+    if len(scores) > MAX_SCORES:
+        scores = np.random.default_rng(0).choice(scores, MAX_SCORES, replace=False)
     narrow = scores.astype(np.float32)
     return np.sort(narrow if (narrow == scores).all() else scores)
 
 
 def are_kept_scores(scores: npt.NDArray[Any]) -> bool:
     """Whether these are scores as :func:`kept_scores` gives them: sorted, finite and not too many."""
-    kept = scores.ndim == 1 and 1 <= len(scores) <= MOST_SCORES and scores.dtype in (np.float32, np.float64)
+    kept = scores.ndim == 1 and 1 <= len(scores) <= MAX_SCORES and scores.dtype in (np.float32, np.float64)
     return bool(kept and np.isfinite(scores).all() and (scores[1:] >= scores[:-1]).all())
 
 

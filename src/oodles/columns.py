@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError, ShapeError
-from oodles.names import first_line
+from oodles.records.text import first_line
 
 Columns = dict[str, Tensor]
 """Tensors by column name: ``embedding``, ``logits``, ``labels`` and ``layer.<name>``, one row per image."""

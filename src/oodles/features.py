@@ -11,8 +11,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from oodles.classifier import Classifier
-from oodles.classifier import Head as Head
 from oodles.columns import (
     LAYER,
     Block,
@@ -27,12 +25,14 @@ from oodles.columns import (
     to_storage,
 )
 from oodles.errors import ArgumentError, DataError, ShapeError
+from oodles.head import Classifier
+from oodles.head import Head as Head
 from oodles.store import Store, Writer
 
 READERS = 2  # blocks of a store that are read and checked while one is used
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
 SHARD_ELEMENTS = 1 << 24
-FEWEST_TO_SPLIT = 100
+MIN_TO_SPLIT = 100
 
 
 class Features:
@@ -235,8 +235,8 @@ class Features:
         """
         if not 0 < fraction < 1:
             raise ArgumentError(f"fraction={fraction} must lie strictly between 0 and 1")
-        if len(self) < FEWEST_TO_SPLIT:
-            raise DataError(f"{self} is too small to split, which needs {FEWEST_TO_SPLIT} rows; give two sets instead")
+        if len(self) < MIN_TO_SPLIT:
+            raise DataError(f"{self} is too small to split, which needs {MIN_TO_SPLIT} rows; give two sets instead")
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         count = max(1, int(fraction * len(self)))
         return self.gather(order[count:].sort().values), self.gather(order[:count].sort().values)

@@ -16,6 +16,7 @@ from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.deploy.export import Exportable, export_guard, noise_images, refuse_steps
 from oodles.deploy.exported import ExportedGuard
+from oodles.deploy.saving import load_guard, save_guard
 from oodles.detectors import Detector, default_detector
 from oodles.detectors.base import (
     INPUTS,
@@ -28,11 +29,10 @@ from oodles.detectors.base import (
 )
 from oodles.detectors.network_detector import layers_of, needs_head, needs_network, steps_of
 from oodles.detectors.outlier_rows import check_policy, screen
-from oodles.detectors.parse import as_detector
+from oodles.detectors.parsing import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
-from oodles.explanation import Explanation, explain
+from oodles.explanation.explaining import Explanation, explain
 from oodles.features import Features
-from oodles.files import Key, Record
 from oodles.functional import label_probability
 from oodles.network.classes import class_names
 from oodles.network.extraction import extract
@@ -41,12 +41,12 @@ from oodles.network.forward import ForwardPass, HeadName, Pass, has_linear_head
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
 from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
-from oodles.persistence import load_guard, save_guard
+from oodles.records.files import Key, Record
 from oodles.selection.tuning import tune
 from oodles.steps import Step
 
-MOST_ROWS = 64  # that an export is tried on
-MOST_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
+MAX_ROWS = 64  # that an export is tried on
+MAX_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
 
 
 class Verdict(NamedTuple):
@@ -275,7 +275,7 @@ class Guard(nn.Module):
         return (forward is not None and forward.multilabel) if self.multilabel is None else self.multilabel
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:
-        """Why each input is accepted or rejected, see :class:`oodles.explanation.Explanation`.
+        """Why each input is accepted or rejected, see :class:`oodles.explanation.explaining.Explanation`.
 
         With ``train``, the features that the detector was fitted on, nearest training rows are named by their number.
         """
@@ -339,9 +339,9 @@ class Guard(nn.Module):
         """Inputs that torch and onnxruntime are compared on, and what they are."""
         chosen = self._loader if loader is None else loader
         if chosen is not None and (loader is not None or iter(chosen) is not chosen):
-            return first_rows(self._reader, chosen, MOST_ROWS), "given inputs"
+            return first_rows(self._reader, chosen, MAX_ROWS), "given inputs"
         if self.preprocessing is not None:
-            return noise_images(Transform.from_record(self.preprocessing), MOST_ROWS), "noise"
+            return noise_images(Transform.from_record(self.preprocessing), MAX_ROWS), "noise"
         if self._probe is None:
             raise ArgumentError("nothing is known of the model's inputs; give some: export(path, inputs=loader)")
         return self._probe.inputs(torch.device("cpu")), "noise"
@@ -361,7 +361,7 @@ class Guard(nn.Module):
                 verdict = self(*inputs.args, **inputs.kwargs)
             finally:
                 self._forward = known
-        return verdict.logits[:, :MOST_CLASSES].cpu().float(), verdict.score.cpu().float()
+        return verdict.logits[:, :MAX_CLASSES].cpu().float(), verdict.score.cpu().float()
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, key: Key | None = None) -> "Guard":
@@ -372,7 +372,7 @@ class Guard(nn.Module):
     def restore(
         cls, path: str | Path, model: nn.Module, detector: Detector, threshold: Threshold, record: Record
     ) -> "Guard":
-        """A guard from what :func:`oodles.persistence.load_guard` read in ``path``, tried on its model."""
+        """A guard from what :func:`oodles.deploy.saving.load_guard` read in ``path``, tried on its model."""
         test = None if record["self_test"] is None else msgspec.convert(record["self_test"], SelfTest)
         known = record["model"] is None or is_fingerprint_of(record["model"], model)
         if not known and test is not None and test.torch != torch.__version__:

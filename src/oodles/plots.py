@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from oodles.errors import ArgumentError
-from oodles.files import write_with
+from oodles.records.files import write_with
 
 Array = npt.NDArray[Any]
 

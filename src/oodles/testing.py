@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from oodles.columns import LAYER
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import Detector, NetworkDetector
 from oodles.detectors.base import INPUTS, extra_columns
 from oodles.detectors.network_detector import is_tuned
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, OodlesError, ShapeError
 from oodles.features import Features, Head
-from oodles.persistence import load_detector, save_detector
 
 __all__ = ["check_detector", "example_features"]
 

@@ -9,12 +9,12 @@ import textwrap
 import pytest
 from support.command_line import MODEL
 
-from oodles import persistence
 from oodles.bench.suites import SUITES
 from oodles.cli import checks
 from oodles.cli.bench import SUITE_NAMES, TABLE_NAMES
 from oodles.cli.checks import image_options, read_class_names
 from oodles.cli.train import RECIPE_NAMES
+from oodles.deploy import saving as persistence
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.paper.tables import TABLES
 from oodles.store import manifest
@@ -169,6 +169,6 @@ def test_names_of_classes_are_read_from_files_only(tmp_path, monkeypatch):
         with pytest.raises(FileError, match="is not a file"):
             read_class_names(path)
     (tmp_path / "names.txt").write_text("cat\ndog\n")
-    monkeypatch.setattr(checks, "MOST_BYTES", 7)
+    monkeypatch.setattr(checks, "MAX_BYTES", 7)
     with pytest.raises(FileError, match="has 8 bytes"):
         read_class_names(tmp_path / "names.txt")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import MODEL, NETWORK, SIZE, paint
 
-from oodles.names import printable
+from oodles.records.text import printable
 
 FORGED = "a\nID        99.9  cat         b.png"
 NAMES = [FORGED, "\x1b[2J\x9b.png", "[red]x[].png", "\udcff.png", "\u202egnp.png", 'q",\r.png', "plain é.png"]

@@ -15,8 +15,8 @@ from support.scored import failed, scored, write_scored
 import oodles
 from oodles.calibration import calibrate
 from oodles.cli.monitor import COOLDOWN, ERROR, EVERY, MINIMUM, WINDOW
+from oodles.deploy.saving import load_guard, save_threshold
 from oodles.monitor import AlertRule, Monitor
-from oodles.persistence import load_guard, save_threshold
 
 EXAMPLE = ["--false-alarm-every", "1000", "--error", "0.1"]
 

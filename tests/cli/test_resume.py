@@ -12,10 +12,10 @@ import pytest
 from support.command_line import NETWORK, loader
 
 import oodles
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.results.writing import rows_path
 from oodles.models import build_model
 from oodles.network.extraction import extract
-from oodles.results.reading import read_rows
-from oodles.results.writing import rows_path
 
 MODULE = "slow_net_of_the_cli_tests"
 SLOW = """

@@ -21,11 +21,11 @@ from oodles.cli.guards import SHIPPED
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images, read_folder
 from oodles.data.transforms import CIFAR, Transform
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.saving import load_guard
 from oodles.detectors.network_detector import steps_of
 from oodles.models import build_model, load, load_checkpoint
 from oodles.network.extraction import extract
-from oodles.persistence import load_guard
-from oodles.results.reading import read_rows
 
 WATCHED = """
     import torch

@@ -25,8 +25,8 @@ from oodles.data.decoding import Prepared
 from oodles.data.loaders import normalise
 from oodles.data.readers import open_image
 from oodles.data.transforms import Transform
+from oodles.deploy.results.rows import Row
 from oodles.errors import ArgumentError
-from oodles.results.rows import Row
 
 
 class Answer(NamedTuple):

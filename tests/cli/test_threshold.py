@@ -7,8 +7,8 @@ import torch
 from support.command_line import NETWORK, network
 
 import oodles
+from oodles.deploy.saving import load_guard
 from oodles.features import Features
-from oodles.persistence import load_guard
 from oodles.testing import example_features
 
 

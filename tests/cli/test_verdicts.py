@@ -4,7 +4,7 @@ import json
 import pytest
 
 from oodles.cli.verdicts import print_csv, print_json, print_text
-from oodles.results.rows import COLUMNS, Row
+from oodles.deploy.results.rows import COLUMNS, Row
 
 CAT = Row("a/cat.png", 0, "cat", 0.75, 1.5, 0.5, True)
 ODD = Row('a/"b", c.png', 1, None, 0.5, 0.25, None, False)

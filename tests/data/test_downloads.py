@@ -19,7 +19,7 @@ from oodles.bench import SUITES
 from oodles.data import downloads
 from oodles.data.downloads import SOURCES, ByHand, Download, fetch, source
 from oodles.errors import ArgumentError, DataError
-from oodles.files import read_record
+from oodles.records.files import read_record
 
 FILES = {"set/images/a/1.jpg": b"one" * 400, "set/images/b/2.jpg": b"two" * 500, "set/readme.txt": b"words"}
 

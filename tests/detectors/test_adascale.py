@@ -15,13 +15,13 @@ from torch import nn
 
 import oodles as ood
 from oodles.calibration import calibrate
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import AdaSCALE, RankEnsemble, parse
 from oodles.detectors.network_detector import needs_network, steps_of
 from oodles.errors import ArgumentError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
 from oodles.guard import Guard
-from oodles.persistence import load_detector, save_detector
 from oodles.selection.tuning import tune
 from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.detector_data import awkward, every_detector, without_bias
 
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import (
     DICE,
     KNN,
@@ -29,7 +30,6 @@ from oodles.detectors.registry import BUILT_IN
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.functional import energy
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
 
 # what is left out of a fit is the subject of the methods' own tests

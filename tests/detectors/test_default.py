@@ -15,13 +15,13 @@ from support.ensembles import extracted, fit_in_parts, with_labels, with_predict
 from support.networks import Net, NoBias, pictures, seeded
 
 import oodles as ood
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
 from oodles.detectors.described import describe
-from oodles.detectors.ensemble import FEWEST_ROWS
+from oodles.detectors.ensemble import MIN_ROWS
 from oodles.detectors.network_detector import needs_network
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, ShapeError
 from oodles.features import Features, Head
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features
 
 # one unit of the example features is constant and small networks predict few classes, which Mahalanobis++ reports
@@ -57,7 +57,7 @@ def test_the_default_detector_is_the_default_ensemble_of_its_members(scores: tor
     assert tuple(parse(text).spec for text in members) == default.MEMBERS
     labelled = with_predicted_labels(WHOLE)
     rest, held_out = slow.split(labelled)
-    assert FEWEST_ROWS <= len(held_out) < len(WHOLE) // 3
+    assert MIN_ROWS <= len(held_out) < len(WHOLE) // 3
     fitted = [parse(text).fit(rest) for text in members]
     np.testing.assert_allclose(scores, slow.scores(fitted, held_out, labelled, "fisher"), rtol=1e-4, atol=1e-4)
     by_hand = RankEnsemble(detectors=members, reduction="fisher").fit(labelled)
@@ -179,7 +179,7 @@ def test_held_out_rows_change_the_reference_scores_and_nothing_else() -> None:
     half = held_out.clone()
     half[held_out.nonzero()[::2, 0]] = False
     fewer = WHOLE[(~held_out | half).nonzero()[:, 0]]
-    assert FEWEST_ROWS <= int(half.sum()) < int(held_out.sum())
+    assert MIN_ROWS <= int(half.sum()) < int(held_out.sum())
     first, second = DefaultEnsemble().fit(WHOLE), DefaultEnsemble().fit(fewer)
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]) == (name not in RANKS), name
@@ -189,7 +189,7 @@ def test_at_most_this_many_held_out_rows_are_ranked_against(monkeypatch: pytest.
     keys = slow.keys_of(WHOLE)
     held_out = sorted((place for place, key in enumerate(keys) if key % 1000 < 200), key=lambda place: keys[place])
     members = DefaultEnsemble().fit(WHOLE).scoring_members()
-    monkeypatch.setattr("oodles.detectors.ensemble.MOST_ROWS", 20)
+    monkeypatch.setattr("oodles.detectors.ensemble.MAX_ROWS", 20)
     assert len(held_out) > 20
     got = fit_in_parts(DefaultEnsemble(), WHOLE.batches(9)).score(WHOLE)
     want = slow.scores(members, WHOLE[held_out[:20]], WHOLE, "fisher")

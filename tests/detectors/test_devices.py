@@ -12,17 +12,17 @@ from support.other_device import OTHER, other_device
 
 from oodles.bench.run import benchmark
 from oodles.calibration import Threshold, calibrate, conformal, p_values
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import AdaSCALE, Detector, Mahalanobis, combine, fit_together, parse
 from oodles.detectors.network_detector import is_tuned
 from oodles.detectors.registry import BUILT_IN
 from oodles.detectors.statistics import Mean
 from oodles.errors import ArgumentError
-from oodles.explanation import explain
+from oodles.explanation.explaining import explain
 from oodles.features import Features, Head
 from oodles.guard import Guard
 from oodles.metrics import evaluate
 from oodles.network.extraction import extract
-from oodles.persistence import load_detector, save_detector
 from oodles.selection import select, select_p
 from oodles.testing import with_passes
 

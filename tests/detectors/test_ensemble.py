@@ -14,15 +14,15 @@ from support.ensembles import extracted, fit_in_parts, with_predicted_labels
 from support.networks import Net, pictures, seeded, spread
 
 import oodles as ood
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
 from oodles.detectors.base import Detector
 from oodles.detectors.described import describe
-from oodles.detectors.ensemble import FEWEST_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
+from oodles.detectors.ensemble import MIN_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
 from oodles.detectors.network_detector import layers_of, steps_of
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
 from oodles.features import Features
 from oodles.functional import energy, msp
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features, with_passes
 
 # one unit of the example features is constant, which Mahalanobis reports at every fit
@@ -172,7 +172,7 @@ def test_members_do_not_learn_from_held_out_rows(reduction: str) -> None:
     texts = ("dice(0.9)", "knn(3)", "mahalanobis")
     got = RankEnsemble(detectors=texts, reduction=reduction).fit(WHOLE)
     rest, held_out = slow.split(WHOLE)
-    assert FEWEST_ROWS <= len(held_out) < len(WHOLE) // 3
+    assert MIN_ROWS <= len(held_out) < len(WHOLE) // 3
     members = [parse(text).fit(rest) for text in texts]
     for mine, alone in zip(got.members, members, strict=True):
         assert mine.state_dict().keys() == alone.state_dict().keys()
@@ -186,7 +186,7 @@ def test_logits_alone_are_enough_for_members_that_score_from_logits() -> None:
     bare = Features(logits=WHOLE.logits)
     got = RankEnsemble(detectors=["energy", "msp"], reduction="fisher").fit(bare)
     held_out = slow.split(bare)[1]
-    assert FEWEST_ROWS <= len(held_out) < len(bare) // 3
+    assert MIN_ROWS <= len(held_out) < len(bare) // 3
     want = slow.scores([parse("energy"), parse("msp")], held_out, bare, "fisher")
     np.testing.assert_allclose(got.score(bare), want, rtol=1e-4, atol=1e-4)
 
@@ -240,13 +240,13 @@ def test_equal_rows_are_all_held_out_or_all_learned_from(pair: tuple[str, ...]) 
 def test_with_few_held_out_rows_training_rows_are_ranked_against_too() -> None:
     features = extracted(30)
     rest, held_out = slow.split(features)
-    assert 0 < len(held_out) < FEWEST_ROWS
+    assert 0 < len(held_out) < MIN_ROWS
     detector = RankEnsemble(detectors=PAIR)
     with pytest.warns(FitWarning, match=f"held out only {len(held_out)} rows"):
         detector.fit(features)
     members = [parse(text).fit(rest) for text in PAIR]
     keys = slow.keys_of(rest)
-    chosen = sorted(range(len(rest)), key=lambda place: keys[place])[:FEWEST_ROWS]
+    chosen = sorted(range(len(rest)), key=lambda place: keys[place])[:MIN_ROWS]
     ranked = Features(torch.cat([held_out.embedding, rest[chosen].embedding]), head=features.head)
     want = slow.scores(members, ranked, features, "mean")
     np.testing.assert_allclose(detector.score(features), want, rtol=1e-4, atol=1e-4)

@@ -97,7 +97,7 @@ def test_order_and_parts_do_not_matter():
 
 
 def test_the_held_out_sample_is_bounded(monkeypatch):
-    monkeypatch.setattr(gram_module, "MOST_ROWS", 25)
+    monkeypatch.setattr(gram_module, "MAX_ROWS", 25)
     features = features_of(*made_up(1500), 2)
     detector = Gram(layers=LAYERS, orders=2).partial_fit(features)
     assert len(detector._statistics["held_out"].rows()) == 25
@@ -171,9 +171,9 @@ def test_enough_rows_give_no_warning():
 
 def test_more_numbers_than_can_be_kept_are_refused(monkeypatch):
     features = features_of(*made_up(), 2)
-    monkeypatch.setattr(gram_module, "MOST_NUMBERS", 3 * 42)
+    monkeypatch.setattr(gram_module, "MAX_NUMBERS", 3 * 42)
     Gram(layers=LAYERS, orders=2).partial_fit(features)
-    monkeypatch.setattr(gram_module, "MOST_NUMBERS", 3 * 42 - 1)
+    monkeypatch.setattr(gram_module, "MAX_NUMBERS", 3 * 42 - 1)
     with pytest.raises(
         DataError, match="would keep twice 3 classes x 42 values, more than 125; give fewer layers or or"
     ):

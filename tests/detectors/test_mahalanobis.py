@@ -19,6 +19,7 @@ from support.smooth import classes_of, distance_twin, fitted, plain, small, smoo
 from support.snapshots import portrait
 
 from oodles.calibration import calibrate
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import ODIN, Mahalanobis
 from oodles.detectors.mahalanobis import combine_layers
 from oodles.detectors.network_detector import steps_of
@@ -35,7 +36,6 @@ from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network.extraction import extract
 from oodles.network.perturbation import fgsm
-from oodles.persistence import load_detector, save_detector
 from oodles.selection.tuning import tune
 from oodles.testing import example_features
 

@@ -136,9 +136,9 @@ def test_ddu_of_awkward_rows_is_finite(name: str) -> None:
 
 def test_ddu_refuses_more_covariances_than_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     features = of_classes(9, 9, 9)
-    monkeypatch.setattr(module, "MOST_VALUES", 3 * 6 * 6)
+    monkeypatch.setattr(module, "MAX_VALUES", 3 * 6 * 6)
     DDU().fit(features)
-    monkeypatch.setattr(module, "MOST_VALUES", 3 * 6 * 6 - 1)
+    monkeypatch.setattr(module, "MAX_VALUES", 3 * 6 * 6 - 1)
     with pytest.raises(ArgumentError, match=r"3 covariances of 6 x 6 numbers, more than 107 in all; use gaussian_mix"):
         DDU().fit(features)
 

@@ -10,6 +10,7 @@ from support.smooth import classes_of, deconf, plain, small, smooth
 from support.snapshots import portrait
 
 from oodles.calibration import calibrate
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import GODIN, IODIN, MSP, ODIN, Energy, Mahalanobis, parse
 from oodles.detectors.network_detector import layers_of, needs_network, steps_of
 from oodles.detectors.odin import GODIN_GRID, ODIN_GRID
@@ -19,7 +20,6 @@ from oodles.functional import msp
 from oodles.guard import Guard
 from oodles.models.deconf import with_head
 from oodles.network.extraction import extract
-from oodles.persistence import load_detector, save_detector
 from oodles.selection.tuning import tune
 from oodles.testing import check_detector
 

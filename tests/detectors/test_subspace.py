@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from reference import detectors as slow
 from support.detector_data import Pair, assert_matches, awkward, reference_rows, train_and_test
 
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features
 
 

@@ -15,13 +15,13 @@ from support.smooth import small, smooth
 from torch import nn
 
 import oodles as ood
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import WeiPer, parse
 from oodles.detectors import weiper as weiper_module
 from oodles.detectors.network_detector import needs_network
 from oodles.detectors.weiper import FLOOR_ACTIVATIONS, FLOOR_LOGITS, divergence, histogram
 from oodles.errors import ArgumentError, NotFittedError
 from oodles.features import Features, Head
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import check_detector, example_features
 
 NAN, INF = float("nan"), float("inf")

@@ -12,9 +12,9 @@ from support.command_line import MODEL, MODULE, NETWORK, bench_arguments, paint
 from support.processes import command, launch, torchrun
 from support.snapshots import same
 
+from oodles.deploy.saving import load_guard
 from oodles.features import Features
 from oodles.models import build_model
-from oodles.persistence import load_guard
 from oodles.store import read_manifest
 
 BLUE, RED, GREEN = (30, 60, 200), (200, 60, 30), (30, 220, 60)

@@ -20,13 +20,13 @@ from oodles.cli.score_with_ray import _one_line_errors
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import ImageSet, open_image
 from oodles.data.transforms import CIFAR
+from oodles.deploy.results.rows import COLUMNS
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.models import load
 from oodles.models.shipped import GUARD, shipped_folder
 from oodles.network.extraction import extract
-from oodles.results.rows import COLUMNS
 
 ray = pytest.importorskip("ray")
 

@@ -12,11 +12,11 @@ import oodles
 from oodles.columns import LAYER
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
+from oodles.deploy.results.rows import COLUMNS
 from oodles.detectors import parse
 from oodles.distributed.ray_workers import NOT_FINITE, Extractor, Scorer, describe, merge, observe
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.network.extraction import extract
-from oodles.results.rows import COLUMNS
 
 IMAGES = 9
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oodles.calibration import calibrate
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import Detector, parse
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network.extraction import extract
-from oodles.persistence import load_detector, save_detector
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 from . import ACCEPTED, NON_FINITE, tally

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from oodles.calibration import Threshold
+from oodles.deploy.saving import load_guard, save_guard
 from oodles.detectors import Detector, parse
 from oodles.errors import OodlesError
 from oodles.features import Features
-from oodles.files import LOCK
 from oodles.network import storing
 from oodles.network.extraction import extract
-from oodles.persistence import load_guard, save_guard
+from oodles.records.files import LOCK
 from oodles.testing import example_features
 
 from . import ACCEPTED, tally

@@ -20,7 +20,7 @@ from oodles.testing import example_features
 from . import ACCEPTED, NON_FINITE, REFUSED, tally
 
 ROUNDS, SHORT, CHUNK = 2000, 80, 500
-LONGEST_LINE = 5000
+MAX_LINE = 5000
 
 NUMBERS = (
     *("0", "1", "2", "10", "-1", "-3", "0.5", "2.5", "90", "99.9", "100", "-0.0", "1e-320", "1e-9", "1e9", "1e18"),
@@ -62,7 +62,7 @@ def hostile_text(draw: random.Random, folder: Path) -> str:
         detector = parse(text)
     except ArgumentError as error:
         line = str(error)
-        if len(line.splitlines()) != 1 or len(line) > LONGEST_LINE:
+        if len(line.splitlines()) != 1 or len(line) > MAX_LINE:
             raise RuntimeError(f"not one line: {line[:200]!r}") from error
         return REFUSED
     again = parse(detector.spec)

@@ -311,7 +311,7 @@ def test_a_damaged_state_is_refused(tmp_path):
     ],
 )
 def test_a_forged_state_is_refused(tmp_path, change):
-    from oodles.files import write_record
+    from oodles.records.files import write_record
 
     threshold = threshold_of()
     monitor_of(threshold).save(tmp_path / "m.json")

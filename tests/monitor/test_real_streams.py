@@ -7,11 +7,11 @@ from oodles.calibration import calibrate
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
+from oodles.deploy.saving import load_guard
 from oodles.models import load
 from oodles.models.shipped import GUARD, shipped_folder
 from oodles.monitor import AlertRule, Monitor
 from oodles.network.extraction import extract
-from oodles.persistence import load_guard
 
 NAME = "cifar10-small"
 

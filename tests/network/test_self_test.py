@@ -13,12 +13,12 @@ from oodles import guard as guards
 from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform
+from oodles.deploy.saving import load_guard
 from oodles.detectors import DICE, MSP, ODIN, Energy
 from oodles.errors import FileError
-from oodles.files import write_record
 from oodles.guard import Guard
-from oodles.network.self_test import MOST_NUMBERS, Probe, probe_like
-from oodles.persistence import load_guard
+from oodles.network.self_test import MAX_NUMBERS, Probe, probe_like
+from oodles.records.files import write_record
 
 TRAIN, HELD_OUT = batched(120, 40), batched(60, 20, seed=9)
 LIMIT = Threshold(value=0.0, id_rate=0.9, calibration_size=9)
@@ -198,12 +198,12 @@ def test_noise_is_the_same_on_every_machine():
 def test_what_cannot_be_described_is_left_out():
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
     assert probe_like(Inputs((packed,))) is None
-    assert probe_like(Inputs((torch.zeros(1, MOST_NUMBERS),))) is None
+    assert probe_like(Inputs((torch.zeros(1, MAX_NUMBERS),))) is None
     assert isinstance(probe_like(Inputs((torch.zeros(1, 70, dtype=torch.bool),))), Probe)
 
 
 def test_the_first_thousand_classes_are_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(guards, "MOST_CLASSES", CLASSES - 1)
+    monkeypatch.setattr(guards, "MAX_CLASSES", CLASSES - 1)
     guard = saved(tmp_path)
     assert len(load_guard(tmp_path)[2]["self_test"]["logits"][0]) == CLASSES - 1
     Guard.load(tmp_path, copy.deepcopy(guard.model))

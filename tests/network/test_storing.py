@@ -16,9 +16,9 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
-from oodles.files import write_record
 from oodles.network import storing
 from oodles.network.extraction import extract
+from oodles.records.files import write_record
 from oodles.store import read_manifest
 
 PLAIN = Transform(8, 8, (0.5,) * 3, (0.25,) * 3)

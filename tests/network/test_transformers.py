@@ -5,12 +5,12 @@ import torch
 from support import torchvision_operators  # noqa: F401 - before transformers, which imports torchvision
 from support.networks import CLASSES, one_thread, seeded  # noqa: F401
 
+from oodles.deploy.saving import load_guard
 from oodles.errors import ArgumentError, DataError, HeadError
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.network.extraction import extract
 from oodles.network.taps import eval_mode
-from oodles.persistence import load_guard
 
 transformers = pytest.importorskip("transformers")
 

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oodles.deploy.results.rows import Row as Scored
 from oodles.report import tally as module
 from oodles.report.tally import Extremes, Sample, Tally
-from oodles.results.rows import Row as Scored
 
 SCORES = st.lists(st.integers(-5, 5).map(float), max_size=60)
 
@@ -25,7 +25,7 @@ def test_extremes_are_those_of_sorting_everything(scores: list[float], most: int
 
 
 def test_a_sample_is_evenly_spaced_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SCORES", 100)
+    monkeypatch.setattr(module, "MAX_SCORES", 100)
     sample = Sample()
     for value in range(12_345):
         sample.add(float(value))
@@ -54,7 +54,7 @@ def test_scores_that_overlap_have_no_threshold() -> None:
 
 
 def test_very_many_names_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_NAMES", 3)
+    monkeypatch.setattr(module, "MAX_NAMES", 3)
     tally = Tally.of(Scored("x", place, f"class{place}", 0.5, 1.0, None, True) for place in range(10))
     assert len(tally.by_class) == 4
     assert tally.by_class["others"] == 7

@@ -15,7 +15,7 @@ from oodles.errors import ArgumentError, FileError
 from oodles.serve.arrays import arrays_from_json, checked
 from oodles.serve.problems import Problem
 from oodles.serve.settings import Settings
-from oodles.serve.texts import MOST_TOKENS, TextTokenizer
+from oodles.serve.texts import MAX_TOKENS, TextTokenizer
 
 LIMITS = Settings(images=8)
 
@@ -112,7 +112,7 @@ def test_texts_become_tokens(opened, tokenizer_file):
     tokenizer = TextTokenizer(tokenizer_file, guard)
     found = read(guard, {"texts": ["good film", "a bad bad film"]}, tokenizer)["input_ids"]
     assert (found.dtype, found.tolist()) == (np.int64, [[2, 4, 1, 1], [0, 3, 3, 4]])
-    assert tokenizer(["film " * 10_000])["input_ids"].shape == (1, MOST_TOKENS)
+    assert tokenizer(["film " * 10_000])["input_ids"].shape == (1, MAX_TOKENS)
     assert len(guard.answer(found_arrays(tokenizer, "", "\N{GRINNING FACE}\x00 good"))[0].score) == 2
     for texts, status in (([], 400), (["a"] * 9, 413), ([1], 400), ("good", 400)):
         with pytest.raises(Problem) as refused:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from oodles.serve.nested import MOST_DIMENSIONS, nested_numbers
+from oodles.serve.nested import MAX_DIMENSIONS, nested_numbers
 from oodles.serve.problems import Problem
 from oodles.serve.tensors import TYPES, read_inference, write_inference
 
@@ -176,7 +176,7 @@ def test_nested_numbers_are_what_numpy_makes_of_numbers(value: Any) -> None:
     found, expected = nested_numbers(value), shape(value)
     if found is None:
         big = any(abs(each) >= 2**63 for each in leaves(value) if isinstance(each, int))
-        assert expected is None or big or len(expected) > MOST_DIMENSIONS
+        assert expected is None or big or len(expected) > MAX_DIMENSIONS
     else:
         assert found.shape == expected
         assert all(

@@ -29,10 +29,10 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.detectors import parse
 from oodles.distributed import fit, join
+from oodles.distributed.processes import Processes
 from oodles.features import Features
 from oodles.network import storing
 from oodles.network.extraction import extract
-from oodles.processes import Processes
 
 SECONDS = 90
 # of the installed packages: the server does not know the folder of the tests
@@ -254,12 +254,12 @@ def screen_rows(store: Path, policy: str) -> tuple[torch.Tensor | None, list[str
 def exchange(fails: bool) -> tuple[list[int], list[int], str, Sequence[int]]:
     """Every kind of exchange; then the second process fails while the others meet."""
     with join() as processes:
-        met, collected = processes.meet(10 * processes.rank), processes.collect(processes.rank)
-        handed = processes.hand_out(f"from {processes.rank}")
+        met, collected = processes.all_gather(10 * processes.rank), processes.gather(processes.rank)
+        handed = processes.broadcast(f"from {processes.rank}")
         assert processes is join_again()
         if fails and processes.rank == 1:
             raise ValueError("a bug\nin two lines")
-        processes.meet(None)
+        processes.all_gather(None)
         return met, collected, handed, processes.share(range(7))
 
 

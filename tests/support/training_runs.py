@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oodles.files import LOCK, Record
+from oodles.records.files import LOCK, Record
 from oodles.training import Recipe
 
 WORKER = Path(__file__).with_name("training_worker.py")

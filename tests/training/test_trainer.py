@@ -32,9 +32,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import locked
 from oodles.models import load_checkpoint
 from oodles.models.deconf import with_head
+from oodles.records.files import locked
 from oodles.training import Recipe, train
 from oodles.training.trainer import accuracy, augment
 

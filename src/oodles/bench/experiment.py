@@ -14,6 +14,7 @@ from oodles.data.readers import ImageSet
 from oodles.data.transforms import Transform
 from oodles.detectors import Detector, fit_together, parse
 from oodles.detectors.network_detector import layers_of, steps_of, tuning_summary
+from oodles.distributed.processes import current
 from oodles.errors import DataError
 from oodles.features import Features
 from oodles.metrics import Row
@@ -22,7 +23,6 @@ from oodles.network.reuse import extract_each
 from oodles.network.wanted import Wanted
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
 from oodles.paper.tables import detectors_of
-from oodles.processes import current
 from oodles.selection.tuning import MAX_IMAGES, tune
 from oodles.store import is_store
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from oodles.bench.rows import Rows
 from oodles.detectors import Detector, fit_together
-from oodles.detectors.parse import as_detector
+from oodles.detectors.parsing import as_detector
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.metrics import Names, evaluate

@@ -16,7 +16,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from oodles.files import write_bytes
 from oodles.metrics import Row
 from oodles.paper.published import (
     AVERAGE,
@@ -27,6 +26,7 @@ from oodles.paper.published import (
     published_sweep,
     without_seed,
 )
+from oodles.records.files import write_bytes
 
 if TYPE_CHECKING:
     from oodles.paper.sweep import SweepPoint

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from oodles import __version__
-from oodles.calls import describe_error, import_module_here
 from oodles.cli.analyze import analyze
 from oodles.cli.bench import bench
 from oodles.cli.common import notice
@@ -39,6 +38,7 @@ from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import ArgumentError, FitWarning, OodlesError
 from oodles.extras import needed_by
+from oodles.records.calls import describe_error, import_module_here
 
 __all__ = ["app", "main"]
 
@@ -120,7 +120,7 @@ def _with_others(command: str) -> Iterator[None]:
         return
     if command not in SHARED:
         raise ArgumentError(f"oodles {command} runs in one process; start it without torchrun")
-    from oodles.processes import join
+    from oodles.distributed.processes import join
 
     processes = None
     try:

@@ -129,8 +129,8 @@ def bench(
     from oodles.bench.tables import rows_json
     from oodles.detectors import detector_list, parse
     from oodles.detectors.network_detector import needs_network
+    from oodles.distributed.processes import current, own_device
     from oodles.models.deconf import cosine_layer
-    from oodles.processes import current, own_device
 
     chosen = None if suite is None else suite_by_name(suite)
     if published and not has_leaderboard(suite or ""):

@@ -11,12 +11,12 @@ from oodles.errors import ArgumentError, DataError, FileError
 if TYPE_CHECKING:
     from oodles.data.transforms import Transform
 
-# the names that oodles.persistence and oodles.store use, which import torch
+# the names that oodles.deploy.saving and oodles.store use, which import torch
 GUARD_RECORD, DETECTOR_RECORD = "guard.json", "detector.json"
 MANIFEST = "manifest.json"
-MOST_BYTES = 10_000_000  # of a file with names of classes
-SMALLEST_STD, LARGEST_VALUE = 1e-6, 1e6
-MOST, MOST_WORKERS, LARGEST_SIDE, LARGEST_SEED = 10**9, 256, 8192, 2**31 - 1
+MAX_BYTES = 10_000_000  # of a file with names of classes
+SMALLEST_STD, MAX_VALUE = 1e-6, 1e6
+MOST, MAX_WORKERS, MAX_SIDE, MAX_SEED = 10**9, 256, 8192, 2**31 - 1
 
 Channels = tuple[float, float, float]
 
@@ -41,8 +41,8 @@ class ImageOptions:
 
 def image_options(size: int | None, resize: int | None, mean: str | None, std: str | None) -> ImageOptions:
     """The four options, checked."""
-    check_number("--size", size, most=LARGEST_SIDE)
-    check_number("--resize", resize, most=LARGEST_SIDE)
+    check_number("--size", size, most=MAX_SIDE)
+    check_number("--resize", resize, most=MAX_SIDE)
     if resize is not None and resize < (size or 1):
         least = f"--size {size}" if size else "1"
         raise ArgumentError(f"--resize {resize} must be at least {least}; the crop is taken from the resized image")
@@ -60,7 +60,7 @@ def _channels(name: str, text: str | None) -> Channels | None:
         red, green, blue = (float(part) for part in text.split(","))
     except ValueError:
         raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {IMAGENET_MEAN}") from None
-    if not all(abs(value) <= LARGEST_VALUE for value in (red, green, blue)):
+    if not all(abs(value) <= MAX_VALUE for value in (red, green, blue)):
         raise ArgumentError(f"--{name} {text!r} must be three finite numbers, e.g. {IMAGENET_MEAN}")
     return red, green, blue
 
@@ -75,7 +75,7 @@ def check_number(name: str, value: int | None, least: int = 1, most: int = MOST)
 
 def check_seed(seed: int) -> None:
     """Raise unless every random generator takes the seed."""
-    check_number("--seed", seed, 0, LARGEST_SEED)
+    check_number("--seed", seed, 0, MAX_SEED)
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def read_class_names(path: Path) -> list[str]:
     """The names in a file with one class per line."""
     if path.exists() and not path.is_file():
         raise FileError(f"--classes {path} is not a file; give the name of one class per line")
-    if path.exists() and path.stat().st_size > MOST_BYTES:
+    if path.exists() and path.stat().st_size > MAX_BYTES:
         raise FileError(f"--classes {path} has {path.stat().st_size:,} bytes; give the name of one class per line")
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer import Option
 
 from oodles.errors import ArgumentError
-from oodles.names import printable
+from oodles.records.text import printable
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument
 
 from oodles.cli.common import DataOption, notices, say
-from oodles.names import printable
+from oodles.records.text import printable
 
 
 def fetch(

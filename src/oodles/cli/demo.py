@@ -19,6 +19,6 @@ def demo(
     """
     check_out(out)
 
-    from oodles.demo import run_demo
+    from oodles.report.demo import run_demo
 
     run_demo(out, console)

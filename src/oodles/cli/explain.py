@@ -16,7 +16,7 @@ from oodles.cli.common import notices, say
 from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, network_inputs, open_inputs, split_paths
 from oodles.cli.verdicts import print_json
 from oodles.errors import ArgumentError
-from oodles.names import printable
+from oodles.records.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oodles.data.decoding import ImageDecoder
     from oodles.data.transforms import Transform
     from oodles.deploy.exported import ExportedGuard
-    from oodles.findings import Explanation
+    from oodles.explanation.findings import Explanation
     from oodles.guard import Guard
 
     Pixels = npt.NDArray[np.uint8]  # (n, 3, size, size)

@@ -77,8 +77,8 @@ def extract(
     from oodles.data.loaders import ImageLoader
     from oodles.detectors import parse
     from oodles.detectors.network_detector import layers_of, steps_of
+    from oodles.distributed.processes import current, own_device
     from oodles.network.extraction import extract as run
-    from oodles.processes import current, own_device
 
     detectors = [parse(text) for text in needed_by or []]
     loader = ImageLoader(source, options.transform(), labels=labels, skip_bad=skip_bad)

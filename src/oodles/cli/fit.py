@@ -63,17 +63,17 @@ def fit(
     check_checkpoints([checkpoint])
 
     from oodles.calibration import calibrate
+    from oodles.deploy.saving import save_guard
     from oodles.detectors import default_detector, parse
     from oodles.detectors.base import learned_columns
     from oodles.detectors.network_detector import is_tuned
     from oodles.distributed.fitting import fit as fit_together
     from oodles.distributed.fitting import screen_together
-    from oodles.features import FEWEST_TO_SPLIT, Features
-    from oodles.files import read_key
+    from oodles.distributed.processes import current
+    from oodles.features import MIN_TO_SPLIT, Features
     from oodles.guard import Guard
     from oodles.network.fingerprints import is_fingerprint_of
-    from oodles.persistence import save_guard
-    from oodles.processes import current
+    from oodles.records.files import read_key
     from oodles.store import read_manifest
 
     secret = read_key(key)
@@ -83,7 +83,7 @@ def fit(
     network = None if model is None else load_model(model, checkpoint)
     if network is not None and not is_fingerprint_of(about.get("model", ""), network):
         raise DataError(f"{features} has features of another model than --model {model}; extract them from this one")
-    if calibration is None and len(train) < FEWEST_TO_SPLIT:
+    if calibration is None and len(train) < MIN_TO_SPLIT:
         raise DataError(
             f"{features} has too few rows ({len(train)}) to set some aside for the threshold; give --calibration"
         )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from oodles.data.readers import ImageSet
     from oodles.data.transforms import Transform
     from oodles.detectors import Detector
-    from oodles.files import Record
     from oodles.guard import Guard
+    from oodles.records.files import Record
 
 SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
 
@@ -192,8 +192,8 @@ class SavedGuard:
 
 def load_saved(folder: Path | None, key: Path | None = None) -> SavedGuard:
     """The guard in ``folder``, signed with ``key`` if there is one; without a folder, that of the shipped network."""
+    from oodles.deploy.saving import load_guard
     from oodles.models.shipped import GUARD, shipped_folder
-    from oodles.persistence import load_guard
 
     path = shipped_folder(SHIPPED) / GUARD if folder is None else folder
     detector, threshold, record = load_guard(path, key)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oodles.features import Features
 
 LIST = Path("-")  # the argument that stands for a list on standard input
-MOST_BYTES = 1 << 16  # of a line in it
+MAX_BYTES = 1 << 16  # of a line in it
 
 
 class ImageBatch(NamedTuple):
@@ -151,7 +151,7 @@ def _images(
 
 def _listed() -> "Iterator[ImageSet]":
     """What the lines of standard input name, each read when its turn comes."""
-    while line := sys.stdin.buffer.readline(MOST_BYTES):
+    while line := sys.stdin.buffer.readline(MAX_BYTES):
         name = os.fsdecode(line.removesuffix(b"\n").removesuffix(b"\r"))
         if name:
             yield open_or_error(Path(name))

@@ -11,8 +11,8 @@ from typer import Argument, Option
 from oodles.cli.checks import check_guard, check_number
 from oodles.cli.common import CHECK_FAILED, JsonOption, KeyOption, notice, say
 from oodles.cli.guards import is_exported_guard, load_saved
+from oodles.deploy.results.rows import FORMATS
 from oodles.errors import ArgumentError, DataError
-from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
     from oodles.calibration import Threshold
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # the defaults of oodles.monitor, which is imported when the command runs
 EVERY, MINIMUM, COOLDOWN, ERROR, WINDOW = 1_000_000, 100, 10_000, 0.01, 200
-MOST_WINDOWS = 150  # of a chart whose window was not given
+MAX_WINDOWS = 150  # of a chart whose window was not given
 
 
 def monitor(
@@ -140,7 +140,7 @@ def _check_paths(
     if guard is None:
         raise ArgumentError("oodles monitor needs the guard that scored the inputs; give it with --guard")
 
-    from oodles.results.reading import check_regular
+    from oodles.deploy.results.reading import check_regular
 
     for path in [*results, *filter(None, [reference])]:
         if path.suffix.lower() not in FORMATS:
@@ -167,9 +167,9 @@ def _open(
     key: Path | None,
 ) -> "Monitor":
     """A monitor for the guard, new or continued."""
+    from oodles.deploy.results.reading import read_rows
     from oodles.monitor import Monitor
     from oodles.monitor.replay import count_classes
-    from oodles.results.reading import read_rows
 
     threshold, classes, identity = _guard(guard, key)
     for path in results:
@@ -184,7 +184,7 @@ def _open(
         return known
     size = window
     if size is None:
-        size = WINDOW if state is not None else max(WINDOW, -(-sum(map(_count_rows, results)) // MOST_WINDOWS))
+        size = WINDOW if state is not None else max(WINDOW, -(-sum(map(_count_rows, results)) // MAX_WINDOWS))
     return Monitor(threshold, classes=classes, guard=identity, rule=rule, window=size, class_counts=counts)
 
 
@@ -204,7 +204,7 @@ def _guard(guard: Path, key: Path | None) -> "tuple[Threshold, tuple[str, ...], 
 
 def _check_job(path: Path, identity: str) -> None:
     """Raise if results say that another guard made them."""
-    from oodles.results.jobs import job_path, read_job
+    from oodles.deploy.results.jobs import job_path, read_job
 
     if job_path(path).is_file() and read_job(path)[0].guard != identity:
         raise DataError(
@@ -215,7 +215,7 @@ def _check_job(path: Path, identity: str) -> None:
 def _count_rows(path: Path) -> int:
     """How many rows a file has, without understanding them."""
     if path.suffix.lower() == ".parquet":
-        from oodles.results.reading import read_rows
+        from oodles.deploy.results.reading import read_rows
 
         return sum(1 for _ in read_rows(path))
     with path.open("rb") as file:

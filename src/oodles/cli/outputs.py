@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from oodles.cli.common import notice
 from oodles.cli.inputs import Batch
 from oodles.cli.verdicts import print_csv, print_json, print_text
+from oodles.deploy.results.rows import FORMATS
 from oodles.errors import ArgumentError
-from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
-    from oodles.results.jobs import Job
-    from oodles.results.rows import Row
+    from oodles.deploy.results.jobs import Job
+    from oodles.deploy.results.rows import Row
 
 SUFFIXES = (*FORMATS, ".npy")
 
@@ -55,7 +55,7 @@ class Output:
             if self.out.exists() and not self.force:
                 raise ArgumentError(f"{self.out} exists already; --force replaces it")
             return
-        from oodles.results.writing import check_results
+        from oodles.deploy.results.writing import check_results
 
         check_results(self.out, resume=self.resume, force=self.force)
 
@@ -75,7 +75,7 @@ class Output:
         if self.out is None:
             self._print(job, score(batches))
         elif self.out.suffix.lower() == ".npy":
-            from oodles.results.scores import write_scores
+            from oodles.deploy.results.scores import write_scores
 
             write_scores(self.out, score(batches))
         else:
@@ -89,7 +89,7 @@ class Output:
         score: Callable[[Iterator[Batch]], Iterator[list["Row"]]],
         seen: Callable[[Sequence["Row"]], None],
     ) -> None:
-        from oodles.results.writing import open_results
+        from oodles.deploy.results.writing import open_results
 
         with open_results(out, job, resume=self.resume, force=self.force) as results:
             try:

@@ -9,8 +9,8 @@ from typer import Argument, Option
 from oodles.cli.checks import check_store, is_guard
 from oodles.cli.common import KeyOption, named_paths, say
 from oodles.cli.guards import load_saved
+from oodles.deploy.results.rows import FORMATS
 from oodles.errors import ArgumentError, FileError
-from oodles.results.rows import FORMATS
 
 if TYPE_CHECKING:
     from oodles.report.document import Part

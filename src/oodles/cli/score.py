@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import MOST_WORKERS, check_checkpoints, check_number, image_options
+from oodles.cli.checks import MAX_WORKERS, check_checkpoints, check_number, image_options
 from oodles.cli.common import CHECK_FAILED, notice
 from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, split_paths
 from oodles.cli.inputs import Batch, InputSequence
@@ -21,7 +21,7 @@ from oodles.errors import ArgumentError, DataError
 if TYPE_CHECKING:
     from oodles.cli.scorers import Scorer
     from oodles.cli.scoring import Counts
-    from oodles.results.rows import Row
+    from oodles.deploy.results.rows import Row
 
 MAX_OOD_RATE = 0.1
 # torch's threads would spin while they wait for each other, and take the cores from the threads that decode
@@ -120,8 +120,8 @@ def score(
     """
     output = Output(out, as_csv, as_json, resume, force)
     check_number("--batch-size", batch_size)
-    check_number("--workers", workers, most=MOST_WORKERS)
-    check_number("--threads", threads, most=MOST_WORKERS)
+    check_number("--workers", workers, most=MAX_WORKERS)
+    check_number("--threads", threads, most=MAX_WORKERS)
     check_checkpoints([checkpoint])
     limit = _check_rate(check, max_ood_rate)
     given = ModelOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
@@ -172,7 +172,7 @@ def _open(guard: Path | None, given: ModelOptions, threads: int | None) -> "Scor
 def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int | None) -> "Counts":
     """Score all inputs; returns how many were accepted."""
     from oodles.cli.scoring import Counts, progress, score_batches
-    from oodles.results.jobs import Job
+    from oodles.deploy.results.jobs import Job
 
     scorer.prepare(sequence.stores, sequence.has_images)
     transform = scorer.preprocessing() if sequence.has_images else None

@@ -133,7 +133,7 @@ def _write(verdicts: "Dataset", out: Path, inputs: int) -> tuple[int, int, int]:
     """Write Parquet files, and return how many inputs were accepted, have an error, and were scored or tried in all."""
     from pyarrow import compute, dataset
 
-    from oodles.files import TEMPORARY, writing
+    from oodles.records.files import TEMPORARY, writing
 
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

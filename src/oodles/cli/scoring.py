@@ -12,7 +12,7 @@ from oodles.cli.common import notices
 from oodles.cli.decoding import DecodedBatch, decode_ahead
 from oodles.cli.inputs import Batch, FeatureBatch
 from oodles.cli.scorers import Scored, Scorer
-from oodles.results.rows import Row
+from oodles.deploy.results.rows import Row
 
 if TYPE_CHECKING:
     from oodles.data.transforms import Transform

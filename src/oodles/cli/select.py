@@ -12,7 +12,7 @@ from oodles.cli.checks import check_checkpoints, check_number, check_seed, image
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped, say
 from oodles.cli.completion import complete_detector
 
-SHOWN, MOST_OUTLIERS = 12, 1_000_000
+SHOWN, MAX_OUTLIERS = 12, 1_000_000
 
 
 def select(
@@ -51,7 +51,7 @@ def select(
 
     options = image_options(size, resize, mean, std)
     check_checkpoints([checkpoint])
-    check_number("--count", count, most=MOST_OUTLIERS)
+    check_number("--count", count, most=MAX_OUTLIERS)
     check_seed(seed)
     sets = [open_images(path).sample(limit) for path in (images, held_out)]
     for each in sets:

@@ -12,7 +12,7 @@ from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped
 from oodles.cli.completion import complete_detector
-from oodles.cli.select import MOST_OUTLIERS
+from oodles.cli.select import MAX_OUTLIERS
 from oodles.errors import ArgumentError
 
 
@@ -49,7 +49,7 @@ def select_p(
 
     options = image_options(size, resize, mean, std)
     check_checkpoints([checkpoint])
-    check_number("--noise", noise, most=MOST_OUTLIERS)
+    check_number("--noise", noise, most=MAX_OUTLIERS)
     check_seed(seed)
     sets = {name: open_images(path).sample(limit) for name, path in (("train", images), ("held_out", held_out))}
     for each in sets.values():

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.checks import MOST_WORKERS, check_number
+from oodles.cli.checks import MAX_WORKERS, check_number
 from oodles.cli.guards import SHIPPED, ModelOptions, is_exported_guard, load_saved
 from oodles.errors import ArgumentError
-from oodles.names import printable
+from oodles.records.text import printable
 
 if TYPE_CHECKING:
     from oodles.serve.guards import Source
 
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-LONGEST_NAME = 64
+MAX_NAME = 64
 TOKEN = "OODLES_TOKEN"  # noqa: S105  # the name of a variable
 
 
@@ -91,7 +91,7 @@ def serve(
 
     Example: oodles serve guard.zip --token-file token.txt --state state
     """
-    check_number("--threads", threads, most=MOST_WORKERS)
+    check_number("--threads", threads, most=MAX_WORKERS)
     if not 0 <= port <= 65535:
         raise ArgumentError(f"--port {port} must lie between 0 and 65535")
     if log_level not in ("info", "warning"):
@@ -137,9 +137,9 @@ def _named_paths(kind: str, given: Sequence[str], names: Sequence[str] = ()) -> 
         if not sign or "/" in name:
             path = text
             name = Path(text).name.removesuffix(".zip") if not names else names[0]
-        if not (0 < len(name) <= LONGEST_NAME and NAME_CHARACTERS.issuperset(name)):
+        if not (0 < len(name) <= MAX_NAME and NAME_CHARACTERS.issuperset(name)):
             raise ArgumentError(
-                f"{printable(text)[:100]} needs a name of letters, digits, '.', '_' and '-', at most {LONGEST_NAME}; "
+                f"{printable(text)[:100]} needs a name of letters, digits, '.', '_' and '-', at most {MAX_NAME}; "
                 "give NAME=PATH"
             )
         if name in found or (names and name not in names):

@@ -82,8 +82,8 @@ def _saved(
     guard: Path, features: Path | None, key: Path | None
 ) -> "tuple[Threshold, Floats | None, Callable[[Threshold], None]]":
     """The threshold of a saved guard, ID scores to set another one on, and how that is saved."""
+    from oodles.deploy.saving import save_threshold
     from oodles.features import Features
-    from oodles.persistence import save_threshold
 
     saved = load_saved(guard, key)
     scores = saved.threshold.id_scores

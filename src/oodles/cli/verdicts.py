@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from oodles.names import printable
-from oodles.results.rows import COLUMNS, Row, to_csv
+from oodles.deploy.results.rows import COLUMNS, Row, to_csv
+from oodles.records.text import printable
 
 
 def print_text(batches: Iterable[Sequence[Row]]) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from oodles.data.image_sets import ImageSet
 from oodles.data.limits import MAX_PIXELS, regular_size
 from oodles.errors import DataError
-from oodles.names import first_line
+from oodles.records.text import first_line
 
 MAX_FILE = 1 << 46  # bytes; memory is only taken for the images that are being decoded
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

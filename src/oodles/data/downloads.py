@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from oodles.data.limits import unpacked_limit
 from oodles.errors import ArgumentError, DataError
-from oodles.files import sha256, write_record
+from oodles.records.files import sha256, write_record
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0

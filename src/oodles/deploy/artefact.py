@@ -24,8 +24,8 @@ from safetensors.numpy import load as parse_arrays
 
 from oodles.deploy.graph_check import check_graph
 from oodles.errors import FileError
-from oodles.fields import Finite, PreprocessingFields, ThresholdFields
-from oodles.files import (
+from oodles.records.fields import Finite, PreprocessingFields, ThresholdFields
+from oodles.records.files import (
     TEMPORARY,
     Digest,
     Fields,
@@ -40,15 +40,15 @@ from oodles.files import (
     write_record,
     writing,
 )
-from oodles.names import printable
+from oodles.records.text import printable
 
 KIND, SCHEMA = "exported guard", 2
 WITHOUT_EXPLANATION = 1  # the schema of guards that cannot explain their verdicts, which are read too
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
 MEMBERS = (GRAPH, TENSORS)
-MOST_RECORD_BYTES = 1 << 24
-MOST_BYTES = 1 << 31  # of a member
-MOST_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
+MAX_RECORD_BYTES = 1 << 24
+MAX_BYTES = 1 << 31  # of a member
+MAX_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -59,7 +59,7 @@ def rows_of(arrays: Arrays) -> int:
 
 class _Member(Struct, forbid_unknown_fields=True):
     sha256: Digest
-    bytes: Annotated[int, Meta(ge=1, lt=MOST_BYTES)]
+    bytes: Annotated[int, Meta(ge=1, lt=MAX_BYTES)]
 
 
 class _Input(Struct, forbid_unknown_fields=True):
@@ -149,7 +149,7 @@ def read_artefact(path: Path) -> Artefact:
     """Read an exported guard; whatever is missing, altered or unexpected is an error."""
     try:
         with _opened(path) as read:
-            record = _record(path, read(RECORD, MOST_RECORD_BYTES))
+            record = _record(path, read(RECORD, MAX_RECORD_BYTES))
             contents = {name: _checked(path, name, read, record["members"]) for name in MEMBERS}
         _check_graph(path, contents[GRAPH])
         return Artefact(path, record, contents[GRAPH], _arrays(path, contents[TENSORS]), checksum(record))
@@ -210,7 +210,7 @@ def replace_threshold(path: Path, threshold: Record) -> None:
         write_record(path / RECORD, record)
         return
     with _opened(path) as read:
-        parts = {name: read(name, MOST_BYTES) for name in MEMBERS}
+        parts = {name: read(name, MAX_BYTES) for name in MEMBERS}
     write_bytes(path, _zipped({**parts, RECORD: record_bytes(record, path)}))
 
 
@@ -263,7 +263,7 @@ def _check_directory(path: Path, file: IO[bytes]) -> None:
     if end[-42:-38] == b"PK\6\7":  # the sizes of a large archive are in a record of their own
         known = known and end[:4] == b"PK\6\6" and struct.unpack("<Q", end[-34:-26])[0] == size - 98
         listed = struct.unpack("<Q", end[40:48])[0]
-    if not known or listed > MOST_DIRECTORY_BYTES:
+    if not known or listed > MAX_DIRECTORY_BYTES:
         raise FileError(f"{path} is not a .zip that `oodles export` wrote (its list of members is not at its end)")
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from oodles.deploy.artefact import Arrays, Artefact
 from oodles.errors import FileError
-from oodles.files import Record
-from oodles.findings import Contributions, Finding, Ranks, findings_of, most_sceptical_first
+from oodles.explanation.findings import Contributions, Finding, Ranks, findings_of, most_sceptical_first
+from oodles.records.files import Record
 
 MEMBER_SCORE, CONTRIBUTIONS = "member_score", ("kept", "dropped", "bias", "factor")
 RANKS = ("reference_", "centre_", "spread_")  # the tensors that an ensemble ranks its members by

@@ -19,16 +19,16 @@ from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_arte
 from oodles.deploy.explaining import CONTRIBUTIONS
 from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, relative_gap, start_session
 from oodles.deploy.inputs import uncropped
+from oodles.deploy.saving import describe_detector
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
+from oodles.explanation.findings import Explanation
 from oodles.extras import needed_by
-from oodles.files import Record
-from oodles.findings import Explanation
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
-from oodles.persistence import describe_detector
-from oodles.tensor_files import serialise
+from oodles.records.files import Record
+from oodles.records.tensors import serialise
 
 ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
 TOLERANCE = 1e-4  # largest relative difference of logits and scores

@@ -16,11 +16,11 @@ from oodles.deploy.artefact import Arrays, Artefact, read_artefact, rows_of
 from oodles.deploy.explaining import Explainer
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
+from oodles.explanation.findings import Explanation, explanations_of
 from oodles.extras import needed_by
-from oodles.fields import ThresholdFields
-from oodles.files import Record, checksum
-from oodles.findings import Explanation, explanations_of
-from oodles.names import printable
+from oodles.records.fields import ThresholdFields
+from oodles.records.files import Record, checksum
+from oodles.records.text import printable
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -24,14 +24,14 @@ from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.errors import ArgumentError
-from oodles.explanation import explained_parts, is_sparsified, shaped_rows, split
-from oodles.files import Record
+from oodles.explanation.explaining import explained_parts, is_sparsified, shaped_rows, split
 from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
+from oodles.records.files import Record
 
 OPSET, IR_VERSION = 20, 10
 PREFIX = "preprocessing/"
-MOST_BYTES = (1 << 31) - (1 << 20)  # of a Protocol Buffers message
+MAX_BYTES = (1 << 31) - (1 << 20)  # of a Protocol Buffers message
 
 
 def described_explanation(detector: Detector, forward: ForwardPass) -> Record:
@@ -142,7 +142,7 @@ def build(
     model.producer_name, model.producer_version = "oodles", ""
     # an input with an initialiser of the same name has a default
     model.graph.initializer.append(numpy_helper.from_array(limit.numpy(), THRESHOLD))
-    if model.ByteSize() > MOST_BYTES:
+    if model.ByteSize() > MAX_BYTES:
         raise ArgumentError(f"the model takes {model.ByteSize() / 1e9:.1f} GB as ONNX; at most 2 GB can be exported")
     onnx.checker.check_model(model)
     return model

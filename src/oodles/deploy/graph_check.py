@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from oodles.errors import FileError
 
-MOST_DEPTH = 32  # of messages within each other
+MAX_DEPTH = 32  # of messages within each other
 STANDARD = (b"", b"ai.onnx")  # the domain of standard operators
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # the ways in which a field is encoded
 
@@ -30,12 +30,12 @@ NODE_DOMAIN, EXTERNAL_DATA, DATA_LOCATION = 7, 13, 14
 
 def check_graph(content: bytes) -> None:
     """Raise unless ``content`` is an ONNX model that consists of standard operators and contains all of its tensors."""
-    _check(memoryview(content), "model", MOST_DEPTH)
+    _check(memoryview(content), "model", MAX_DEPTH)
 
 
 def _check(message: memoryview, kind: str, depth: int) -> None:
     if depth == 0:
-        raise FileError(f"the graph is nested more than {MOST_DEPTH} deep; export the guard again")
+        raise FileError(f"the graph is nested more than {MAX_DEPTH} deep; export the guard again")
     inside = CONTENTS[kind]
     for number, value in _fields(message):
         if kind == "tensor" and number in (EXTERNAL_DATA, DATA_LOCATION) and value != 0:

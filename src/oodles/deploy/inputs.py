@@ -13,7 +13,7 @@ from oodles.data.limits import PIXELS
 from oodles.data.readers import check_image, open_bytes, open_image
 from oodles.data.transforms import Transform
 from oodles.errors import DataError
-from oodles.files import Record
+from oodles.records.files import Record
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ from oodles.detectors.default import default_detector
 from oodles.detectors.ensemble import combine
 from oodles.detectors.logit import LogitDetector, Shape, Sparsifier
 from oodles.detectors.network_detector import NetworkDetector
-from oodles.detectors.parse import detector_list, parse
+from oodles.detectors.parsing import detector_list, parse
 from oodles.detectors.registry import BUILT_IN, find_class, register
 from oodles.detectors.score_only import ScoreDetector
 

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from oodles.calls import write_call
 from oodles.detectors.base import Statistics
 from oodles.detectors.network_detector import NetworkDetector
 from oodles.detectors.odin import NegativeMaximum
 from oodles.errors import ArgumentError, NotFittedError
 from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
+from oodles.records.calls import write_call
 from oodles.steps import Step
 
 SCALED = ("embedding", "logits")

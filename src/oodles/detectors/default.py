@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.ensemble import FEWEST_ROWS, HELD_OUT, LEARNED, RankEnsemble, require_members
+from oodles.detectors.ensemble import HELD_OUT, LEARNED, MIN_ROWS, RankEnsemble, require_members
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.shapes import SCALE, ReAct
 from oodles.detectors.sparsifiers import DICE
@@ -69,7 +69,7 @@ class DefaultEnsemble(RankEnsemble):
     def __init__(
         self, *, detectors: Sequence[str | Detector] = MEMBERS, signed: Sequence[str | Detector] = SIGNED_MEMBERS
     ) -> None:
-        from oodles.detectors.parse import as_detector  # parsing knows every detector, this one included
+        from oodles.detectors.parsing import as_detector  # parsing knows every detector, this one included
 
         require_members("detectors", detectors)
         if signed:
@@ -112,8 +112,8 @@ class DefaultEnsemble(RankEnsemble):
 
     def _suits_signed(self, statistics: Statistics) -> bool:
         rows = torch.cat([statistics[name].rows() for name in (HELD_OUT, LEARNED)])
-        if len(rows) < FEWEST_ROWS:
-            raise DataError(f"{self.spec} was given {len(rows)} rows; it needs at least {FEWEST_ROWS}")
+        if len(rows) < MIN_ROWS:
+            raise DataError(f"{self.spec} was given {len(rows)} rows; it needs at least {MIN_ROWS}")
         return bool(self.signed) and "embedding" in self._ranked() and is_signed(rows[:, : self._seen[0]])
 
     @override

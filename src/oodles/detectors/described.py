@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from oodles.calls import write_call
+from oodles.records.calls import write_call
 
 
 class Learned(nn.Module):

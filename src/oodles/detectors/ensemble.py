@@ -20,7 +20,7 @@ from oodles.steps import Step, distinct_steps
 
 REDUCTIONS = ("mean", "min", "fisher")
 HELD_OUT, LEARNED = "held_out", "learned"
-MOST_ROWS, FEWEST_ROWS = 4000, 20
+MAX_ROWS, MIN_ROWS = 4000, 20
 """At most this many held-out rows are the reference for ranks; below the second number, training rows are added."""
 LOW = 0.05
 """The quantile that, with the median, defines the normal distribution that ranks are read from."""
@@ -54,7 +54,7 @@ class RankEnsemble(NetworkDetector):
 
     def __init__(self, *, detectors: Sequence[str | Detector], reduction: str = "mean", holdout: float = 0.2) -> None:
         super().__init__()
-        from oodles.detectors.parse import parse  # parsing knows every detector, this one included
+        from oodles.detectors.parsing import parse  # parsing knows every detector, this one included
 
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction={reduction!r} must be one of {', '.join(REDUCTIONS)}")
@@ -112,7 +112,7 @@ class RankEnsemble(NetworkDetector):
             for place, member in enumerate(self._members())
             for name, statistic in member.begin().items()
         }
-        ranked = {HELD_OUT: RowSample(MOST_ROWS), LEARNED: RowSample(FEWEST_ROWS)} if self.ranks_itself else {}
+        ranked = {HELD_OUT: RowSample(MAX_ROWS), LEARNED: RowSample(MIN_ROWS)} if self.ranks_itself else {}
         return whole | ranked
 
     @override
@@ -154,7 +154,7 @@ class RankEnsemble(NetworkDetector):
             raise DataError(
                 f"{self} held out all {len(rows)} rows (equal rows count as one); give more rows or a smaller holdout"
             )
-        if len(rows) >= FEWEST_ROWS:
+        if len(rows) >= MIN_ROWS:
             return rows
         warnings.warn(
             f"{self} held out only {len(rows)} rows, so ranks are computed on training rows too",

@@ -18,8 +18,8 @@ from oodles.functional import msp
 
 HELD_OUT = "held_out"
 HELD_OUT_PERCENT = 10
-MOST_ROWS, FEWEST_ROWS = 400, 20
-MOST_NUMBERS = 50_000_000  # classes times values per row; two of each are kept, 400 MB in float32
+MAX_ROWS, MIN_ROWS = 400, 20
+MAX_NUMBERS = 50_000_000  # classes times values per row; two of each are kept, 400 MB in float32
 SMALL = 1e-6
 
 
@@ -71,15 +71,15 @@ class Gram(NetworkDetector):
 
     @override
     def begin(self) -> dict[str, Statistic]:
-        return {**{column: ClassRange() for column in self.columns}, HELD_OUT: RowSample(MOST_ROWS)}
+        return {**{column: ClassRange() for column in self.columns}, HELD_OUT: RowSample(MAX_ROWS)}
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
         parts = [batch.column(column).detach().to("cpu", torch.float32) for column in self.columns]
         width = sum(part.shape[1] for part in parts)
-        if batch.classes * width > MOST_NUMBERS:
+        if batch.classes * width > MAX_NUMBERS:
             raise DataError(
-                f"{self} would keep twice {batch.classes} classes x {width} values, more than {MOST_NUMBERS:,}; give "
+                f"{self} would keep twice {batch.classes} classes x {width} values, more than {MAX_NUMBERS:,}; give "
                 "fewer layers or orders"
             )
         predicted = batch.logits.argmax(dim=1).cpu()
@@ -130,7 +130,7 @@ class Gram(NetworkDetector):
         facts = []
         if empty:
             facts.append(f"{empty} of {self._seen[1]} classes are never predicted and get the range of all classes")
-        if held_out < FEWEST_ROWS:
+        if held_out < MIN_ROWS:
             facts.append(f"only {held_out} rows are held out for the mean deviation")
         constant = [name for name, value in zip(self.given_layers, usual.tolist(), strict=True) if value == 0]
         if constant:

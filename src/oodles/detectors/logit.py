@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.calls import write_call
 from oodles.detectors.argument_checks import check_positive, check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.described import Described, describe
@@ -22,6 +21,7 @@ from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Head
 from oodles.functional import energy, gen, joint_energy, max_logit
+from oodles.records.calls import write_call
 
 ScoreFunction = Callable[..., Tensor]
 SCORES: dict[ScoreFunction, str] = {}  # of the registered score functions, in text and in files

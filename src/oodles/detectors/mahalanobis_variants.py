@@ -15,7 +15,7 @@ from oodles.detectors.tied_gaussian import TiedGaussian
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features, Head
 
-MOST_VALUES = 1 << 28  # numbers in the covariances of all classes together: 2 GB while fitting
+MAX_VALUES = 1 << 28  # numbers in the covariances of all classes together: 2 GB while fitting
 ROUNDING = 1e-12  # rows of length 1 whose summed variance is below this differ by no more than float32 rounding
 
 
@@ -160,10 +160,10 @@ class DDU(Detector):
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        if batch.classes * batch.width**2 > MOST_VALUES:
+        if batch.classes * batch.width**2 > MAX_VALUES:
             raise ArgumentError(
                 f"{self} would hold {batch.classes} covariances of {batch.width} x {batch.width} numbers, more than "
-                f"{MOST_VALUES:,} in all; use gaussian_mixture, in which all classes share one"
+                f"{MAX_VALUES:,} in all; use gaussian_mixture, in which all classes share one"
             )
         rows = F.normalize(batch.embedding.double(), dim=1)
         statistics["classes"].add(rows, batch.column("labels"))

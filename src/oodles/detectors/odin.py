@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from oodles.calls import write_call
 from oodles.columns import LAYER, Columns
 from oodles.detectors.argument_checks import check_positive
 from oodles.detectors.network_detector import SteppedDetector
 from oodles.features import Features
 from oodles.functional import max_logit, msp
+from oodles.records.calls import write_call
 from oodles.steps import Step
 
 ODIN_GRID = tuple(round(0.0002 * step, 4) for step in range(21))  # the 21 step sizes of ODIN's authors, from 0 to 0.004

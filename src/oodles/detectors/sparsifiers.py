@@ -8,7 +8,7 @@ from oodles.detectors.logit import ScoreFunction, Shapes, Sparsifier
 from oodles.errors import ArgumentError
 from oodles.functional import contribution, energy, keep_largest, keep_random, keep_units
 
-LARGEST_SEED = 2**31 - 1
+MAX_SEED = 2**31 - 1
 
 
 class DICE(Sparsifier):
@@ -148,6 +148,6 @@ class UnitDropout(_Seeded):
 
 def check_seed(seed: int) -> int:
     """The seed, if a random generator takes it."""
-    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError(f"seed={seed} must be a whole number from 0 to 2**31 - 1")
     return seed

@@ -16,7 +16,7 @@ from oodles.functional import msp
 SAMPLE = 50_000
 FLOOR = 1e-30  # smaller probabilities are set to this, because 0 log 0 would be NaN
 FEW = 16  # with up to this many times ``top`` classes, distances to all are faster than only those to the top ones
-LARGEST_INVERSE = 1e3
+MAX_INVERSE = 1e3
 """Largest inverse temperature: if every row is classified correctly, the likelihood has no maximum."""
 
 
@@ -86,8 +86,8 @@ class TempScale(_OnLabelledLogits):
     def learn(self, statistics: Statistics, head: Head) -> None:
         rows = statistics["rows"].rows()
         all_correct = bool((rows[:, :-1].argmax(dim=1) == rows[:, -1]).all())
-        inverse = LARGEST_INVERSE if all_correct else _most_likely_inverse(rows)
-        self.temperature_ = torch.tensor(1 / max(inverse, 1 / LARGEST_INVERSE))
+        inverse = MAX_INVERSE if all_correct else _most_likely_inverse(rows)
+        self.temperature_ = torch.tensor(1 / max(inverse, 1 / MAX_INVERSE))
 
     @override
     def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class TempScale(_OnLabelledLogits):
 
 def _most_likely_inverse(rows: Tensor) -> float:
     """The inverse temperature with the largest likelihood."""
-    low, high, inverse = 0.0, LARGEST_INVERSE, 1.0
+    low, high, inverse = 0.0, MAX_INVERSE, 1.0
     for _ in range(60):
         slope, curvature = _slope_and_curvature(rows, inverse)
         low, high = (low, inverse) if slope > 0 else (inverse, high)

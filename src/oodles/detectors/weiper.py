@@ -15,7 +15,7 @@ from oodles.errors import ArgumentError
 from oodles.features import Head
 
 ROWS = 5000  # training rows used for the histograms of ID data
-MOST_VALUES = 1 << 29  # numbers in all copies of the head together: 2 GB
+MAX_VALUES = 1 << 29  # numbers in all copies of the head together: 2 GB
 TOGETHER = 1000  # logits of an input computed at a time
 FLOOR_ACTIVATIONS, FLOOR_LOGITS = 0.01, 0.025  # added to every bin, so that the logarithm of an empty one is defined
 
@@ -78,10 +78,10 @@ class WeiPer(Detector):
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
         weight = head.weight
-        if self.repeats * weight.numel() > MOST_VALUES:
+        if self.repeats * weight.numel() > MAX_VALUES:
             raise ArgumentError(
                 f"{self} would hold {self.repeats:,} copies of a head of {weight.shape[0]} x {weight.shape[1]} "
-                f"numbers, more than {MOST_VALUES:,} in all; give fewer repeats"
+                f"numbers, more than {MAX_VALUES:,} in all; give fewer repeats"
             )
         noise = torch.randn(self.repeats, *weight.shape, generator=torch.Generator().manual_seed(self.seed))
         length = torch.linalg.vector_norm(weight, dim=1, keepdim=True)

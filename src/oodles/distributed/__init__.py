@@ -1,4 +1,4 @@
-"""Work divided among many processes.
+"""Divide work among many processes.
 
 In a script that torchrun starts, or that has initialised a process group of its own::
 
@@ -7,10 +7,9 @@ In a script that torchrun starts, or that has initialised a process group of its
         detector = ood.distributed.fit(ood.DICE(p=0.9), features, processes)
 
 Every process runs the same lines and ends up with the same features and detector. ``oodles.distributed.ray`` does the
-same with Ray Data.
+same with Ray Data. ``processes`` is below everything that can be shared out; the rest is above it.
 """
 
-from oodles.distributed.fitting import fit
-from oodles.processes import Processes, join
+import lazy_loader
 
-__all__ = ["Processes", "fit", "join"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,9 +6,9 @@ import torch
 
 from oodles.detectors.base import Detector, learned_columns
 from oodles.detectors.outlier_rows import RowNorms, check_policy, screen
+from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError
 from oodles.features import Features
-from oodles.processes import Processes
 
 
 def fit(detector: Detector, features: Features, processes: Processes, *, outlier_rows: str = "warn") -> Detector:
@@ -24,7 +24,7 @@ def fit(detector: Detector, features: Features, processes: Processes, *, outlier
     """
     if processes.size == 1:
         return detector.fit(features, outlier_rows=outlier_rows)
-    with processes.together():
+    with processes.raise_together():
         check_policy(outlier_rows)
         if detector.fitted and detector.learns_from:
             raise ArgumentError(f"{detector} is fitted already; give a new one")
@@ -32,10 +32,10 @@ def fit(detector: Detector, features: Features, processes: Processes, *, outlier
             features = screen_together(features, learned_columns([detector]), outlier_rows, processes)
         for batch in _own_batches(features, processes) if detector.learns_from else ():
             detector.partial_fit(batch)
-        parts = processes.collect(detector)
+        parts = processes.gather(detector)
         if parts and detector.learns_from:
             detector = _merged(parts, report=outlier_rows == "warn")
-        return processes.hand_out(detector)
+        return processes.broadcast(detector)
 
 
 def _merged(parts: Iterable[Detector], *, report: bool) -> Detector:
@@ -65,6 +65,6 @@ def screen_together(features: Features, columns: Iterable[str], outlier_rows: st
     mine, every = RowNorms(), RowNorms()
     for batch in _own_batches(features, processes):
         mine.add(batch, columns)
-    for part in processes.meet(mine):
+    for part in processes.all_gather(mine):
         every.merge(part)
     return screen(features, columns, outlier_rows, every)

@@ -22,7 +22,7 @@ from torch import nn
 from oodles.data.transforms import Transform
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import layers_of
-from oodles.detectors.parse import as_detector
+from oodles.detectors.parsing import as_detector
 from oodles.distributed.ray_workers import Extractor, Scorer, are_features, check_path, describe, merge, observe
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.extras import needed_by
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 ROWS = 256  # images that a worker is given at a time
-MOST_BLOCKS = 10_000
+MAX_BLOCKS = 10_000
 FIT_ROWS = 16_384  # features that a task observes at a time: with fewer, statistics would be larger than the features
 
 
@@ -90,7 +90,7 @@ def from_paths(paths: Iterable[str | Path]) -> "Dataset":
     if not names:
         raise DataError("there are no images; give at least one path")
     # smaller blocks would be joined, and each is a task that Ray's driver has to hand out
-    blocks = min(max(1, len(names) // ROWS), MOST_BLOCKS)
+    blocks = min(max(1, len(names) // ROWS), MAX_BLOCKS)
     rows: Dataset = import_ray().data.from_items([{"path": name} for name in names], override_num_blocks=blocks)
     return rows
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from oodles.classifier import Classifier
 from oodles.columns import LAYER, Columns, rows_not_finite
 from oodles.data.inputs import Inputs
 from oodles.data.loaders import ImageLoader, normalise
@@ -22,6 +21,7 @@ from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.functional import label_probability
 from oodles.guard import Guard
+from oodles.head import Classifier
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.self_test import Noise
 from oodles.network.taps import unwrap

@@ -7,7 +7,7 @@ Ratios are of sums of positive parts, which for ReLU networks are the activation
 import torch
 from torch import Tensor
 
-LARGEST_EXPONENT = 80.0
+MAX_EXPONENT = 80.0
 """Ratios are clipped here: beyond it, their exponential times an activation would overflow float32."""
 
 
@@ -86,7 +86,7 @@ def _top(embedding: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
 
 def _ratio(positive: Tensor, top: Tensor) -> Tensor:
     whole = positive.sum(dim=-1, keepdim=True)
-    return torch.where(top == 0, 1.0, whole / top).clamp(max=LARGEST_EXPONENT)
+    return torch.where(top == 0, 1.0, whole / top).clamp(max=MAX_EXPONENT)
 
 
 def scale_rows(embedding: Tensor, percentile: float) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oodles.calls import describe_error, import_object, read_call, read_expression
 from oodles.errors import ArgumentError, FileError
+from oodles.records.calls import describe_error, import_object, read_call, read_expression
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 

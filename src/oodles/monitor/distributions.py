@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oodles.names import printable
+from oodles.records.text import printable
 
 Array = npt.NDArray[Any]
 
 BINS = 20
-MOST_CLASSES = 10_000  # different labels that are counted one by one; a model has no more, but data may
-MOST_SHOWN = 100
+MAX_CLASSES = 10_000  # different labels that are counted one by one; a model has no more, but data may
+MAX_SHOWN = 100
 OTHERS = -1
 LIMIT = 0.0027  # probability that a distance between samples of one distribution is above its limit, looked at once
 
@@ -87,7 +87,7 @@ class ClassCounts:
     def observe(self, labels: Array) -> None:
         """Take predicted classes into account."""
         for label in labels.tolist():
-            known = label in self.counts or (label >= 0 and len(self.counts) < MOST_CLASSES)
+            known = label in self.counts or (label >= 0 and len(self.counts) < MAX_CLASSES)
             self.counts[label if known else OTHERS] += 1
 
     def add(self, others: Sequence["ClassCounts"]) -> None:
@@ -99,7 +99,7 @@ class ClassCounts:
         """The most frequent classes with their counts, and with the expected share if it is known."""
         total = self.expected.total()
         records = []
-        for label, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_SHOWN]:
+        for label, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_SHOWN]:
             record: dict[str, Any] = {"name": self._name(label), "count": count}
             records.append(record | ({"expected": self.expected[label] / total} if total else {}))
         return records

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from oodles.calibration import Threshold
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import read_record, write_record
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
 from oodles.monitor.distributions import ClassCounts, ScoreHistogram
 from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
-from oodles.monitor.record import KIND, MOST_ALERTS, SCHEMA, MonitorFields
+from oodles.monitor.record import KIND, MAX_ALERTS, SCHEMA, MonitorFields
 from oodles.monitor.rules import Alert, AlertRule
-from oodles.monitor.windows import LARGEST_WINDOW, Window, Windows
+from oodles.monitor.windows import MAX_WINDOW, Window, Windows
+from oodles.records.files import read_record, write_record
 
 REJECTIONS, P_VALUES = "rejections", "p_values"
 WINDOW = 200
@@ -59,8 +59,8 @@ class Monitor:
         window: int = WINDOW,
         class_counts: Mapping[int, int] | None = None,
     ) -> None:
-        if not 1 <= window <= LARGEST_WINDOW:
-            raise ArgumentError(f"window={window} must be a number of inputs from 1 to {LARGEST_WINDOW:,}")
+        if not 1 <= window <= MAX_WINDOW:
+            raise ArgumentError(f"window={window} must be a number of inputs from 1 to {MAX_WINDOW:,}")
         self.threshold, self.guard = threshold, guard
         self.rule = AlertRule() if rule is None else rule
         self.rate = CalibratedRate.of(threshold)
@@ -133,7 +133,7 @@ class Monitor:
                 new.append(Alert(kind, place, self._describe(kind)))
             self._stands, self._last = True, place
         self._stands = self._stands and self.inputs - self._last <= self.rule.cooldown
-        self.alerts = [*self.alerts, *new][-MOST_ALERTS:]
+        self.alerts = [*self.alerts, *new][-MAX_ALERTS:]
         self.raised += len(new)
         return new
 
@@ -269,7 +269,7 @@ class Monitor:
         ]
         moved.sort(key=lambda pair: (pair[0], pair[1].since, pair[1].kind))  # those that stand are last
         self._stands = any(stands for stands, _ in moved)
-        self.alerts = [alert for _, alert in moved][-MOST_ALERTS:]
+        self.alerts = [alert for _, alert in moved][-MAX_ALERTS:]
         self._last = inputs - min(part.inputs - part._last for part in parts)
         self.inputs = inputs
         self.rejected += sum(other.rejected for other in others)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from oodles.errors import ArgumentError
-from oodles.files import write_bytes
+from oodles.records.files import write_bytes
 
 MINIMUM = 100
 RATES = "sum by (guard) (increase(oodles_inputs_total{{verdict{verdicts}{guard}}}[{span}]))"

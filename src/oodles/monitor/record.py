@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from oodles.fields import ThresholdFields
-from oodles.files import Digest, Fields
-from oodles.monitor.distributions import MOST_CLASSES
-from oodles.monitor.rules import MOST_INPUTS
-from oodles.monitor.windows import LARGEST_WINDOW, MOST_WINDOWS
+from oodles.monitor.distributions import MAX_CLASSES
+from oodles.monitor.rules import MAX_INPUTS
+from oodles.monitor.windows import MAX_WINDOW, MAX_WINDOWS
+from oodles.records.fields import ThresholdFields
+from oodles.records.files import Digest, Fields
 
 KIND, SCHEMA = "monitor", 1
-MOST_ALERTS = 50  # that are remembered
+MAX_ALERTS = 50  # that are remembered
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Evidence = Annotated[float, Meta(ge=0, le=1e300)]
@@ -23,9 +23,9 @@ class _Threshold(ThresholdFields, forbid_unknown_fields=True):
 
 
 class _Rule(Struct, forbid_unknown_fields=True):
-    false_alarm_every: Annotated[int, Meta(ge=1, le=MOST_INPUTS)]
-    minimum: Annotated[int, Meta(ge=1, le=MOST_INPUTS)]
-    cooldown: Annotated[int, Meta(ge=0, le=MOST_INPUTS)]
+    false_alarm_every: Annotated[int, Meta(ge=1, le=MAX_INPUTS)]
+    minimum: Annotated[int, Meta(ge=1, le=MAX_INPUTS)]
+    cooldown: Annotated[int, Meta(ge=0, le=MAX_INPUTS)]
     error: Annotated[float, Meta(ge=1e-9, le=0.5)]
 
 
@@ -56,16 +56,16 @@ class MonitorFields(Fields):
     guard: str
     threshold: _Threshold
     rule: _Rule
-    window: Annotated[int, Meta(ge=1, le=LARGEST_WINDOW)]
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
     inputs: Count
     rejected: Count
     errors: Count
     evidence: dict[Literal["rejections", "p_values"], _Evidence]
-    windows: Annotated[list[_Window], Meta(max_length=MOST_WINDOWS)]
+    windows: Annotated[list[_Window], Meta(max_length=MAX_WINDOWS)]
     scores: Annotated[list[Count], Meta(max_length=1000)]
     not_finite: Count
-    classes: Annotated[dict[Label, Count], Meta(max_length=MOST_CLASSES + 1)]
-    alerts: Annotated[list[_Alert], Meta(max_length=MOST_ALERTS)]
+    classes: Annotated[dict[Label, Count], Meta(max_length=MAX_CLASSES + 1)]
+    alerts: Annotated[list[_Alert], Meta(max_length=MAX_ALERTS)]
     raised: Count
     stands: bool
     last: Count

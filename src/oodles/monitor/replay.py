@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.results.rows import Row
 from oodles.errors import DataError
 from oodles.monitor.monitor import Monitor
 from oodles.monitor.rules import Alert
-from oodles.results.reading import read_rows
-from oodles.results.rows import Row
 
 BATCH = 1024
 CLOSE = 1e-5  # scores this close to the threshold, relatively, may have been decided either way

@@ -5,7 +5,7 @@ from typing import Any
 
 from oodles.errors import ArgumentError
 
-MOST_INPUTS = 10**15
+MAX_INPUTS = 10**15
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,8 @@ class AlertRule:
     def __post_init__(self) -> None:
         for name, least in (("false_alarm_every", 1), ("minimum", 1), ("cooldown", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_INPUTS:
-                raise ArgumentError(
-                    f"{name}={value!r} must be a whole number of inputs from {least} to {MOST_INPUTS:,}"
-                )
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INPUTS:
+                raise ArgumentError(f"{name}={value!r} must be a whole number of inputs from {least} to {MAX_INPUTS:,}")
         if not isinstance(self.error, float) or not 1e-9 <= self.error <= 0.5:
             raise ArgumentError(
                 f"error={self.error!r} must lie between 1e-9 and 0.5; it is a probability, such as 0.01"

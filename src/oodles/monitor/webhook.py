@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from oodles.errors import ArgumentError
 from oodles.monitor.rules import Alert
-from oodles.names import printable
+from oodles.records.text import printable
 
 SECONDS = 10.0
 

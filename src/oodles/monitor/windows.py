@@ -9,7 +9,7 @@ import numpy as np
 from oodles.monitor.bounds import CalibratedRate
 from oodles.monitor.evidence import Bools, Floats
 
-LARGEST_WINDOW, MOST_WINDOWS = 10**6, 200
+MAX_WINDOW, MAX_WINDOWS = 10**6, 200
 
 
 class Window(NamedTuple):
@@ -38,7 +38,7 @@ class Windows:
         start = 0
         while start < len(rejected):
             if not self.kept or self.kept[-1].inputs >= self.size:
-                self.kept = [*self.kept[1 - MOST_WINDOWS :], Window()]
+                self.kept = [*self.kept[1 - MAX_WINDOWS :], Window()]
             part = slice(start, start + self.size - self.kept[-1].inputs)
             peaks = [_rounded(float(each[part].max())) for each in (rejections, p_values)]
             self.kept[-1] += Window(len(rejected[part]), int(np.count_nonzero(rejected[part])), *peaks)

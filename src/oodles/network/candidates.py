@@ -19,7 +19,7 @@ from oodles.network.taps import LinearCall, TapPoint
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STRICT = 1e-4
-MOST_HEADS = 5  # whose sum is tried
+MAX_HEADS = 5  # whose sum is tried
 FOLDED = ("linear, then a scale", "linear, then a scale per class")
 
 Finish = Callable[[Tensor], Tensor]
@@ -178,7 +178,7 @@ def _low_rank(fitting: Sequence[LinearCall], backwards: Sequence[LinearCall], ou
 
 def _combined(fitting: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
     """A weighted sum of several heads, such as the mean of an ensemble, is one head on their inputs side by side."""
-    for count in range(2, min(MOST_HEADS, len(fitting)) + 1):
+    for count in range(2, min(MAX_HEADS, len(fitting)) + 1):
         calls = fitting[:count][::-1]
         rows = torch.stack([call.output.reshape(-1).cpu().double() for call in calls], dim=1)
         factors = torch.linalg.lstsq(rows, output.cpu().double().reshape(-1, 1)).solution[:, 0]

@@ -14,6 +14,7 @@ from torch import nn
 from oodles.columns import LAYER, Columns, check_precision
 from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
 from oodles.data.transforms import Transform, preprocessing_record
+from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.network.batch_columns import BatchColumns, OnBad, check_some_good, same_columns
@@ -24,7 +25,6 @@ from oodles.network.progress import Advance, progress_bar
 from oodles.network.storing import into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.network.wanted import Wanted
-from oodles.processes import Processes
 from oodles.steps import Step
 from oodles.store import is_store, read_manifest
 
@@ -117,8 +117,8 @@ def extract(
         with progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
             if store is None:
                 return _warn_of_bad_rows(_in_memory(run, loader, advance))
-            with processes.together():
-                processes.meet(None)  # an extraction that failed may still be leaving the store
+            with processes.raise_together():
+                processes.all_gather(None)  # an extraction that failed may still be leaving the store
                 about = {
                     "model": _fingerprint(network, Path(store)),
                     "head": head,
@@ -131,7 +131,7 @@ def extract(
                     "amp": None if amp is None else str(amp),
                 }
                 stamp = loader.stamp() if hasattr(loader, "stamp") else None
-                processes.meet(None)  # all have read what is there, so it may be changed
+                processes.all_gather(None)  # all have read what is there, so it may be changed
                 with open_store(Path(store), about, note, stamp, processes) as sharing:
                     if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
                         raise DataError(

@@ -10,9 +10,9 @@ from torch.nn.utils.rnn import PackedSequence
 from oodles.data.batches import is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import DataError, HeadError, OodlesError
-from oodles.names import first_line
 from oodles.network.outputs import logits_of, output_items
 from oodles.network.taps import Recorder
+from oodles.records.text import first_line
 
 PROBE_ROWS = 4
 

@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from oodles.calls import read_call, read_expression
 from oodles.errors import ArgumentError, HeadError
 from oodles.functional import gram_row_sums, without_first_component
+from oodles.records.calls import read_call, read_expression
 
 KNOWN = "relu, rankfeat and gram(orders), e.g. 'layer4:rankfeat' or 'bn1:relu+gram(5)'"
-MOST_ORDERS = 10
+MAX_ORDERS = 10
 
 Reduction = Callable[[Tensor], Tensor]
 """Maps ``(n, channels, positions)`` to one vector per row."""
@@ -85,9 +85,9 @@ def _read_reduction(name: str, text: str) -> Reduction:
     if word == "rankfeat" and not values and not named:
         return _rankfeat
     if word == "gram":
-        if not named and len(values) == 1 and type(values[0]) is int and 1 <= values[0] <= MOST_ORDERS:
+        if not named and len(values) == 1 and type(values[0]) is int and 1 <= values[0] <= MAX_ORDERS:
             return partial(gram_row_sums, orders=values[0])
-        raise ArgumentError(f"layers= names {name!r}; write gram(orders) with a whole number from 1 to {MOST_ORDERS}")
+        raise ArgumentError(f"layers= names {name!r}; write gram(orders) with a whole number from 1 to {MAX_ORDERS}")
     raise ArgumentError(f"layers= names {name!r}, but there is no reduction {text!r}; there are {KNOWN}")
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from oodles.columns import PRECISIONS, dtype_name
 from oodles.data.inputs import Inputs
 from oodles.errors import FileError, OodlesError
-from oodles.names import first_line
 from oodles.network.candidates import relative_gap
 from oodles.network.fingerprints import COPIES, model_fingerprint
+from oodles.records.text import first_line
 
 ROWS = 2
-LONGEST, MOST_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
+LONGEST, MAX_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
 # the largest relative differences: of the same model, on devices that round sums to ten bits, in half precision
 SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
@@ -68,7 +68,7 @@ class Probe(Struct, forbid_unknown_fields=True):
         """The call, with floating-point tensors in another precision if one is given."""
 
         def make(argument: Noise | Numbers | Plain) -> Any:
-            if isinstance(argument, Noise | Numbers) and math.prod(argument.shape) > MOST_NUMBERS:
+            if isinstance(argument, Noise | Numbers) and math.prod(argument.shape) > MAX_NUMBERS:
                 raise ValueError(f"a probe of shape {argument.shape} is too large")
             made = argument.make()
             if not isinstance(made, Tensor):
@@ -155,12 +155,12 @@ def _describe(value: Any) -> Noise | Numbers | Plain:
     if not isinstance(value, Tensor) or value.ndim == 0:
         raise ValueError("not a tensor with rows")
     shape, name = [ROWS, *value.shape[1:]], dtype_name(value.dtype)
-    if max(shape) > LONGEST or math.prod(shape) > MOST_NUMBERS:
+    if max(shape) > LONGEST or math.prod(shape) > MAX_NUMBERS:
         raise ValueError("too large")
     if value.dtype in PRECISIONS:
         return Noise(shape, name)  # type: ignore[arg-type]
     rows = value[[row % len(value) for row in range(ROWS)]]
     whole = rows // 2 if rows.dtype != torch.bool and int(rows.max()) > 1 else rows  # masks stay as they are
-    if whole.numel() > MOST_NUMBERS // 64:
+    if whole.numel() > MAX_NUMBERS // 64:
         raise ValueError("too large")
     return Numbers(shape, name, whole.long().flatten().tolist())  # type: ignore[arg-type]

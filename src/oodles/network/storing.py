@@ -18,12 +18,12 @@ import torch
 from oodles.columns import Columns, check_columns, fingerprint
 from oodles.data.batches import NO_BATCH, check_gives_batches, only
 from oodles.data.inputs import Inputs
+from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS
-from oodles.files import Record
 from oodles.network.batch_columns import BatchColumns, check_some_good, same_columns
 from oodles.network.progress import Advance
-from oodles.processes import Processes
+from oodles.records.files import Record
 from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
 
@@ -56,7 +56,7 @@ class Sharing:
     def check_others(self) -> None:
         """Raise if another process has failed; it waits until all have noticed."""
         if self.processes.size > 1 and (self.path / FAILED).exists():
-            self.processes.meet(None)
+            self.processes.all_gather(None)
 
 
 @contextmanager
@@ -64,16 +64,16 @@ def open_store(
     path: Path, about: Mapping[str, Any], note: str, stamp: str | None, processes: Processes
 ) -> Iterator[Sharing]:
     """Open a store for writing in every process; the first one holds its lock and writes its manifest."""
-    with processes.together():
+    with processes.raise_together():
         if processes.rank == 0:
-            with Writer(path, about, note) as writer, processes.together(), _marking_failure(path, processes):
+            with Writer(path, about, note) as writer, processes.raise_together(), _marking_failure(path, processes):
                 recognised = writer.complete and stamp is not None and writer.manifest.get("stamp") == stamp
-                processes.meet((writer.manifest, recognised))
+                processes.all_gather((writer.manifest, recognised))
                 yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
         else:
             with _marking_failure(path, processes):
                 nothing: Record = {}
-                manifest, recognised = processes.meet((nothing, False))[0]
+                manifest, recognised = processes.all_gather((nothing, False))[0]
                 check_same(path, manifest["about"], plain(path, about))
                 part = Part(path, processes.rank)
                 yield Sharing(part, processes, manifest["shards"], manifest["complete"], recognised)
@@ -148,14 +148,14 @@ def into_store(run: BatchColumns, loader: Iterable[Any], sharing: Sharing, advan
 def _complete(loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
     """Wait for the other processes, then mark the store complete."""
     writer = sharing.writer
-    ends = sharing.processes.meet(([entry["file"] for entry in writer.shards], getattr(loader, "skipped", [])))
+    ends = sharing.processes.all_gather(([entry["file"] for entry in writer.shards], getattr(loader, "skipped", [])))
     skipped = list(dict.fromkeys(each for _, part in ends for each in part))  # all read the first batch
     if hasattr(loader, "skipped"):
         loader.skipped = skipped  # by any process
     if isinstance(writer, Writer):
         _finish(writer, [file for files, _ in ends for file in files])
         writer.stamp("" if skipped or stamp is None else stamp)
-    sharing.processes.meet(None)
+    sharing.processes.all_gather(None)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _agreed_length(loader: Iterable[Any], processes: Processes) -> int:
             f"{type(loader).__name__} has no length, so its batches cannot be shared among {processes.size} "
             "processes; give a loader with a length, such as a DataLoader, or run one process"
         ) from None
-    lengths = processes.meet(length)
+    lengths = processes.all_gather(length)
     if len(set(lengths)) > 1:
         raise DataError(f"the loaders of the processes have {lengths} batches; {ALL_INPUTS}")
     return length
@@ -234,7 +234,7 @@ def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processe
         run.locate(inputs)
     head = run.head()
     found = "" if inputs is None else "none" if head is None else fingerprint(head.tensors())
-    digests, heads = zip(*processes.meet((digest, found)), strict=True)
+    digests, heads = zip(*processes.all_gather((digest, found)), strict=True)
     if len(set(digests)) > 1:
         raise DataError(f"the loaders of the processes begin with different batches; {ALL_INPUTS}")
     if len({each for each in heads if each}) > 1:

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from oodles.errors import ArgumentError, HeadError
-from oodles.names import first_line
 from oodles.network.linear_operations import NON_AFFINE, operands
 from oodles.network.reductions import Layer, read_layer
+from oodles.records.text import first_line
 
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]

@@ -13,7 +13,6 @@ from torch import Tensor
 from oodles import plots
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
-from oodles.files import write_bytes
 from oodles.paper.analysis import (
     class_outputs,
     contribution_covariance,
@@ -28,6 +27,7 @@ from oodles.paper.analysis import (
     variances,
 )
 from oodles.paper.sweep import SWEEP_GRID, sweep
+from oodles.records.files import write_bytes
 
 NEAR_ZERO = 0.01
 Rows = Iterable[Sequence[object]]

@@ -17,8 +17,8 @@ from oodles.report.document import Figure, Section, shortened
 from oodles.report.judged import Judged, class_name, ranked
 from oodles.report.svg import inline_svg
 
-MOST_ROWS = 10_000  # of a set, for means and variances
-MOST_UNITS, MOST_PANELS = 300, 3  # units that are drawn, OOD sets that they are drawn for
+MAX_ROWS = 10_000  # of a set, for means and variances
+MAX_UNITS, MAX_PANELS = 300, 3  # units that are drawn, OOD sets that they are drawn for
 
 
 def dice_within(detector: Detector) -> LogitDetector | None:
@@ -81,13 +81,13 @@ def _contributions(
         return None
     label = _common_label(id_set.labels, ood)
     name = class_name(label, names)
-    own = np.flatnonzero(id_set.labels == label)[:MOST_ROWS]
+    own = np.flatnonzero(id_set.labels == label)[:MAX_ROWS]
     sets = {f"ID, predicted {name}": id_set.features[own.tolist()]}
-    sets |= {f"OOD, {each.name}": each.features[:MOST_ROWS] for each in ood[:MOST_PANELS]}
-    order = id_order(head, moments(id_set.features[:MOST_ROWS]), label)
+    sets |= {f"OOD, {each.name}": each.features[:MAX_ROWS] for each in ood[:MAX_PANELS]}
+    order = id_order(head, moments(id_set.features[:MAX_ROWS]), label)
     means = {title: contribution_moments(head, moments(part), label, order) for title, part in sets.items()}
     kept_from = head.width - _kept(detector, head, label)
-    shown = np.unique(np.linspace(0, head.width - 1, min(MOST_UNITS, head.width)).round().astype(int))
+    shown = np.unique(np.linspace(0, head.width - 1, min(MAX_UNITS, head.width)).round().astype(int))
     panels = {
         shortened(title, 40): (mean[shown], np.sqrt(variance[shown])) for title, (mean, variance) in means.items()
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oodles.names import printable
+from oodles.records.text import printable
 
 Interval = tuple[float, float]
 Value = float | int | str | None

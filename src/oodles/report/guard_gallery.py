@@ -9,9 +9,9 @@ from oodles.calibration import Threshold
 from oodles.data.image_sets import ImageSet
 from oodles.detectors import Detector
 from oodles.errors import ArgumentError
-from oodles.explanation import Explanation, explain
+from oodles.explanation.explaining import Explanation, explain
+from oodles.explanation.findings import Neighbour, class_text
 from oodles.features import Features
-from oodles.findings import Neighbour, class_text
 from oodles.report.document import Card, Gallery, Picture, Section, shortened
 from oodles.report.judged import Judged
 from oodles.report.pictures import Pictures

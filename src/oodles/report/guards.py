@@ -14,8 +14,8 @@ from oodles.detectors.ensemble import RankEnsemble
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
 from oodles.metrics import Row, evaluate
-from oodles.names import printable
 from oodles.paper.published import published
+from oodles.records.text import printable
 from oodles.report.dice import dice_section, dice_within
 from oodles.report.document import Cell, Column, Figure, Part, Section, Table, shortened
 from oodles.report.guard_gallery import TRAIN, Looker

@@ -9,14 +9,14 @@ import torch
 
 from oodles.calibration import Threshold
 from oodles.detectors import Detector
+from oodles.explanation.findings import class_text, name_of
 from oodles.features import Features
-from oodles.findings import class_text, name_of
 from oodles.metrics import Row, evaluate
 from oodles.report.rates import Rate
 
 Floats = npt.NDArray[np.float64]
 
-MOST_RESAMPLES, FEWEST_RESAMPLES, MOST_DRAWS = 1000, 100, 20_000_000
+MAX_RESAMPLES, MIN_RESAMPLES, MAX_DRAWS = 1000, 100, 20_000_000
 ROC_POINTS = 100
 
 
@@ -53,8 +53,8 @@ class Judged:
 
     def against(self, ood: "Judged", detector: str) -> Row:
         """The metrics of these rows as ID and others as OOD, with intervals from as many resamples as are quick."""
-        count = MOST_DRAWS // (len(self.scores) + len(ood.scores))
-        resamples = max(FEWEST_RESAMPLES, min(MOST_RESAMPLES, count))
+        count = MAX_DRAWS // (len(self.scores) + len(ood.scores))
+        resamples = max(MIN_RESAMPLES, min(MAX_RESAMPLES, count))
         return evaluate(self.ranked, ood.ranked, detector=detector, ood_set=ood.name, bootstrap=resamples)
 
     def rates_by_class(self, names: Sequence[str]) -> dict[str, Rate]:

@@ -8,11 +8,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from oodles import __version__
 from oodles.errors import ArgumentError
-from oodles.files import write_bytes
-from oodles.names import printable
+from oodles.records.files import write_bytes
+from oodles.records.text import printable
 from oodles.report.document import Part
 
-MOST_BYTES = 5_000_000  # what one can mail
+MAX_BYTES = 5_000_000  # what one can mail
 SCHEMA = 1
 
 
@@ -28,9 +28,9 @@ def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distributi
         raise ArgumentError("a report needs at least one part; give rows, a guard with features, or scored inputs")
     title = printable(title)
     page = render(parts, title).encode()
-    if len(page) > MOST_BYTES:
+    if len(page) > MAX_BYTES:
         raise ArgumentError(
-            f"{path} would have {len(page):,} bytes, more than the {MOST_BYTES:,} of a report; give fewer sources"
+            f"{path} would have {len(page):,} bytes, more than the {MAX_BYTES:,} of a report; give fewer sources"
         )
     beside = path.with_suffix(".json")
     write_bytes(beside, _json(parts, title).encode())

@@ -10,19 +10,19 @@ from PIL import Image
 
 from oodles.data.limits import PIXELS
 from oodles.data.readers import SUFFIXES, decode, open_image
-from oodles.names import printable
+from oodles.records.text import printable
 from oodles.report.document import Picture
 
-MOST_PICTURES = 64
+MAX_PICTURES = 64
 SIDE = 112  # pixels of the longer side
 QUALITY = 80
 
 
 class Pictures:
-    """Makes small copies, at most ``MOST_PICTURES`` in all, so that a page stays small and is written soon."""
+    """Makes small copies, at most ``MAX_PICTURES`` in all, so that a page stays small and is written soon."""
 
     def __init__(self) -> None:
-        self.left = MOST_PICTURES
+        self.left = MAX_PICTURES
 
     def of_file(self, path: str) -> Picture | None:
         """A copy of an image file; None if the name is not that of an image, as for rows of features."""

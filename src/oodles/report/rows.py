@@ -16,13 +16,13 @@ from oodles.bench.tables import Result, results
 from oodles.data.limits import regular_size
 from oodles.errors import DataError
 from oodles.metrics import Row
-from oodles.names import printable
 from oodles.paper.published import AVERAGE, published, published_sets, without_seed
+from oodles.records.text import printable
 from oodles.report.document import Cell, Column, Figure, Part, Section, Table, shortened
 from oodles.report.svg import inline_svg
 
-MOST_BYTES = 1 << 25  # of a file of rows
-MOST_LINES, MOST_DRAWN, MOST_SETS = 120, 30, 40  # detectors in a table and in the figure, sets
+MAX_BYTES = 1 << 25  # of a file of rows
+MAX_LINES, MAX_DRAWN, MAX_SETS = 120, 30, 40  # detectors in a table and in the figure, sets
 Metric = Literal["fpr95", "auroc"]
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -51,7 +51,7 @@ class _Row(Struct):
 def read_rows(path: str | Path) -> list[Row]:
     """The rows in a ``rows.json`` that ``oodles bench`` or ``oodles demo`` wrote."""
     path = Path(path)
-    regular_size(path, MOST_BYTES)
+    regular_size(path, MAX_BYTES)
     try:
         found = msgspec.json.decode(path.read_bytes(), type=list[_Row])
     except OSError as error:
@@ -99,8 +99,8 @@ class _Comparison:
         rows = list({(row.run, row.detector, row.ood_set): row for row in rows}.values())
         grouped = results(rows)
         sets = list(dict.fromkeys(row.ood_set for row in rows))
-        if len(sets) > MOST_SETS:
-            raise DataError(f"the rows have {len(sets)} OOD sets; a report shows at most {MOST_SETS}, so give fewer")
+        if len(sets) > MAX_SETS:
+            raise DataError(f"the rows have {len(sets)} OOD sets; a report shows at most {MAX_SETS}, so give fewer")
         detectors = list(dict.fromkeys(key[0] for key in grouped))
         complete = [each for each in detectors if all((each, name) in grouped for name in [*sets, AVERAGE])]
         order = complete or [each for each in detectors if (each, AVERAGE) in grouped]
@@ -220,8 +220,8 @@ class _Comparison:
                 "“paper” is the number in the DICE paper's table (Sun & Li, ECCV 2022), measured with its own networks "
                 "on the whole sets."
             )
-        if len(self.ranked) > MOST_LINES:
-            notes.append(f"The best {MOST_LINES} of {len(self.ranked)} detectors are shown.")
+        if len(self.ranked) > MAX_LINES:
+            notes.append(f"The best {MAX_LINES} of {len(self.ranked)} detectors are shown.")
         return tuple(notes)
 
     def _table(self, metric: Metric, name: str) -> Table:
@@ -252,10 +252,10 @@ class _Comparison:
         )
 
     def _shown(self) -> list[str]:
-        return self.ranked[:MOST_LINES]
+        return self.ranked[:MAX_LINES]
 
     def _figure(self) -> Figure:
-        drawn = self.ranked[:MOST_DRAWN]
+        drawn = self.ranked[:MAX_DRAWN]
         by_set = {name: [self._mean_or_nan(each, name) for each in drawn] for name in self.sets}
         average = [self.mean(each, AVERAGE, "fpr95") for each in drawn]
         figure = plots.detector_dots(

@@ -8,20 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles import plots
-from oodles.names import printable
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.results.rows import Row as Scored
+from oodles.records.text import printable
 from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, counted, shortened
 from oodles.report.pictures import Pictures
 from oodles.report.rates import Rate
 from oodles.report.svg import inline_svg
 from oodles.report.tally import P_BINS, Tally
-from oodles.results.reading import read_rows
-from oodles.results.rows import Row as Scored
 
 Array = npt.NDArray[Any]
 
 USUAL = 5.0  # percent of ID inputs that a guard at the usual rate rejects
 BINS = 50
-MOST_DRAWN, MOST_LINES, MOST_ERRORS = 25, 60, 10
+MAX_DRAWN, MAX_LINES, MAX_ERRORS = 25, 60, 10
 PATH_LENGTH = 90
 
 
@@ -133,7 +133,7 @@ def binned(values: Array, edges: Array) -> Array:
 def _classes(tally: Tally) -> Section:
     """Acceptance by predicted class, the least accepted first."""
     rates = {name: Rate(tally.accepted_by_class[name], total) for name, total in tally.by_class.items()}
-    common = sorted(rates, key=lambda name: -rates[name].total)[:MOST_LINES]
+    common = sorted(rates, key=lambda name: -rates[name].total)[:MAX_LINES]
     shown = sorted(common, key=lambda name: (rates[name].percent, name))
     table = class_table(shown, rates, "Share of accepted inputs by predicted class")
     notes = [f"The {len(shown)} most frequent of {len(rates):,} classes."] if len(rates) > len(shown) else []
@@ -150,7 +150,7 @@ def class_table(names: list[str], rates: dict[str, Rate], caption: str) -> Table
 
 def class_figure(names: list[str], rates: dict[str, Rate], expected: float, of_what: str) -> Figure:
     """The least accepted classes with their intervals."""
-    drawn = names[:MOST_DRAWN]
+    drawn = names[:MAX_DRAWN]
     ends = np.array([rates[name].interval for name in drawn])
     percents = np.array([rates[name].percent for name in drawn])
     figure = plots.rates_by_class(
@@ -164,9 +164,9 @@ def class_figure(names: list[str], rates: dict[str, Rate], expected: float, of_w
 
 
 def _errors(tally: Tally) -> Section:
-    common = tally.errors.most_common(MOST_ERRORS)
+    common = tally.errors.most_common(MAX_ERRORS)
     left = tally.errors.total() - sum(count for _, count in common)
-    notes = (f"The {MOST_ERRORS} most frequent; {left:,} inputs have others.",) if left else ()
+    notes = (f"The {MAX_ERRORS} most frequent; {left:,} inputs have others.",) if left else ()
     lines = tuple((Cell(text), Cell(count)) for text, count in common)
     return Section("Not scored", notes, (), (Table("Why", (Column("error"), Column("inputs", ",d")), lines),))
 

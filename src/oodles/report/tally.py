@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from oodles.names import printable
+from oodles.deploy.results.rows import Row as Scored
+from oodles.records.text import printable
 from oodles.report.document import shortened
 from oodles.report.rates import Rate
-from oodles.results.rows import Row as Scored
 
 Array = npt.NDArray[np.float64]
 
-MOST_NAMES = 10_000  # different classes or errors that are counted separately
-MOST_SCORES = 1 << 18  # of a sample
+MAX_NAMES = 10_000  # different classes or errors that are counted separately
+MAX_SCORES = 1 << 18  # of a sample
 NAME_LENGTH = 120
 P_BINS = 20
 OTHERS = "others"
@@ -38,7 +38,7 @@ class Sample:
         """Take a score into account."""
         if self.seen % self.step == 0:
             self._kept.append(value)
-            if len(self._kept) > MOST_SCORES:
+            if len(self._kept) > MAX_SCORES:
                 self._kept = self._kept[::2]
                 self.step *= 2
         self.seen += 1
@@ -145,7 +145,7 @@ def _class_name(row: Scored) -> str:
 def _count(counter: Counter[str], name: str) -> str:
     """Count a name, or the rest if there are very many different ones; returns what was counted."""
     name = shortened(printable(name[: 2 * NAME_LENGTH]), NAME_LENGTH)
-    if name not in counter and len(counter) >= MOST_NAMES:
+    if name not in counter and len(counter) >= MAX_NAMES:
         name = OTHERS
     counter[name] += 1
     return name

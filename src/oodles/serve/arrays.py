@@ -10,8 +10,8 @@ from msgspec import Struct
 from oodles.deploy.artefact import Arrays
 from oodles.deploy.exported import INPUT, ExportedGuard
 from oodles.errors import OodlesError
-from oodles.files import Record
-from oodles.names import printable
+from oodles.records.files import Record
+from oodles.records.text import printable
 from oodles.serve.images import pixel_arrays
 from oodles.serve.nested import nested_numbers
 from oodles.serve.problems import Problem, problem_with_inputs

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_HEADER_BYTES = 65_536
+MAX_HEADER_BYTES = 65_536
 """What a request may have beside its body; chunks and trailers may have as many more as the body has."""
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Requests of one connection that wait for the answer to an earlier one."""
 
 
@@ -39,7 +39,7 @@ class TimedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.parser is None or self.transport.is_closing():
             return
-        if self._other_bytes > MOST_HEADER_BYTES + self._body_bytes:
+        if self._other_bytes > MAX_HEADER_BYTES + self._body_bytes:
             if self._is_idle():
                 self.send_400_response("The headers are too large.")
             else:
@@ -49,7 +49,7 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the request has begun."""
-        if len(self.pipeline) >= MOST_WAITING:
+        if len(self.pipeline) >= MAX_WAITING:
             raise ValueError("too many requests at once")  # which the parser answers with 400
         self._stop_reading()
         super().on_headers_complete()

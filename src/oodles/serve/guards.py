@@ -17,7 +17,7 @@ from oodles.calibration import Threshold
 from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold, rows_of
 from oodles.deploy.exported import ExportedGuard, ExportedVerdict
 from oodles.errors import FileError, OodlesError
-from oodles.findings import Explanation
+from oodles.explanation.findings import Explanation
 from oodles.monitor import Alert, Monitor
 from oodles.serve.arrays import Tokenizer
 from oodles.serve.batching import Batcher
@@ -28,7 +28,7 @@ from oodles.serve.telemetry import Telemetry
 from oodles.serve.texts import TextTokenizer
 
 Stamp = tuple[tuple[int, int, int], ...]
-LONGEST_RETRY = 30  # seconds
+MAX_RETRY = 30  # seconds
 
 
 class Source(NamedTuple):
@@ -294,4 +294,4 @@ class _Speed:
         """Whole seconds until so many rows are answered, at least 1."""
         if not self._rows:
             return 1
-        return min(LONGEST_RETRY, max(1, round(rows * self._seconds / self._rows)))
+        return min(MAX_RETRY, max(1, round(rows * self._seconds / self._rows)))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 NUMBERS = {bool, int, float}
 
 
@@ -16,7 +16,7 @@ def nested_numbers(value: Any) -> npt.NDArray[Any] | None:
     NumPy is given nothing but numbers: of strings it would make an array with room for the longest of them everywhere.
     """
     level = [value]
-    for _ in range(MOST_DIMENSIONS + 1):
+    for _ in range(MAX_DIMENSIONS + 1):
         kinds = set(map(type, level))
         if kinds <= NUMBERS:
             break

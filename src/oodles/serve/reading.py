@@ -14,7 +14,7 @@ from oodles.serve.problems import Problem
 from oodles.serve.settings import Settings
 
 Content = TypeVar("Content", bound=msgspec.Struct)
-MOST_FIELDS = 64  # of a form, beside its files
+MAX_FIELDS = 64  # of a form, beside its files
 
 
 class Upload(NamedTuple):
@@ -40,7 +40,7 @@ async def read_files(request: Request, settings: Settings) -> list[Upload]:
         request.headers,
         _chunks(request, settings.body_bytes),
         max_files=settings.images,
-        max_fields=MOST_FIELDS,
+        max_fields=MAX_FIELDS,
     )
     parser.spool_max_size = settings.body_bytes + 1  # in memory, which the limit bounds; there may be no disk
     try:

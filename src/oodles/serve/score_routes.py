@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from oodles.deploy.artefact import rows_of
-from oodles.findings import name_of
-from oodles.names import printable
+from oodles.explanation.findings import name_of
+from oodles.records.text import printable
 from oodles.serve.answers import BINARY, REFUSALS, json_answer, service_of
 from oodles.serve.arrays import arrays_from_json
 from oodles.serve.bodies import ScoreBody
@@ -21,7 +21,7 @@ from oodles.serve.service import Service
 FORM, JSON = "multipart/form-data", "application/json"
 RAW = ("image/", "application/octet-stream", "application/x-www-form-urlencoded")
 """What a body that is an image may be called; the last is what curl says if it is told nothing."""
-LONGEST_NAME = 255
+MAX_NAME = 255
 
 router = APIRouter()
 CONTENT: dict[str, Any] = {
@@ -104,7 +104,7 @@ async def _score_images(
             answers = await asyncio.gather(*map(one, uploads), return_exceptions=True)
     results = []
     for upload, answer in zip(uploads, answers, strict=True):
-        name = None if upload.name is None else printable(upload.name)[:LONGEST_NAME]
+        name = None if upload.name is None else printable(upload.name)[:MAX_NAME]
         if isinstance(answer, Answer):
             results.append(_result(answer, 0, name))
         elif not isinstance(answer, Problem):

@@ -23,7 +23,7 @@ from oodles.serve.service import Service
 from oodles.serve.settings import Settings
 from oodles.serve.telemetry import Telemetry
 
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
 
 
@@ -77,7 +77,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here depends on the client's address
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(service.settings.seconds) + 5,
     )

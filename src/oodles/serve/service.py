@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from oodles.deploy.artefact import Arrays, rows_of
 from oodles.errors import ArgumentError
-from oodles.names import printable
+from oodles.records.text import printable
 from oodles.serve.guards import Answer, ServedGuard, Version
 from oodles.serve.logs import LOGGER, log
 from oodles.serve.problems import Problem

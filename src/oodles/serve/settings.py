@@ -6,10 +6,10 @@ from pathlib import Path
 
 from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, FileError
-from oodles.files import read_regular
 from oodles.monitor import AlertRule
+from oodles.records.files import read_regular
 
-MOST_TOKEN_BYTES, FEWEST_TOKEN_CHARACTERS = 4096, 8
+MAX_TOKEN_BYTES, MIN_TOKEN_CHARACTERS = 4096, 8
 JSON_BYTES = 8_000_000
 """The largest body of JSON: its numbers take many times as much memory once they are read."""
 
@@ -67,7 +67,7 @@ class Settings:
 def read_token(path: Path) -> str:
     """The secret in a file, without the line end that editors add."""
     # Kubernetes mounts secrets as links
-    content = read_regular(path, MOST_TOKEN_BYTES, links=True, remedy="give a file with a token")
+    content = read_regular(path, MAX_TOKEN_BYTES, links=True, remedy="give a file with a token")
     try:
         text = content.decode("ascii").strip()
     except UnicodeDecodeError:
@@ -77,9 +77,9 @@ def read_token(path: Path) -> str:
 
 def checked_token(text: str, origin: str) -> str:
     """The text as a token; raises if it cannot be sent in a header or is too easily guessed."""
-    if len(text) < FEWEST_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
+    if len(text) < MIN_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
         raise ArgumentError(
-            f"{origin} does not hold a token of at least {FEWEST_TOKEN_CHARACTERS} characters without spaces; make one "
+            f"{origin} does not hold a token of at least {MIN_TOKEN_CHARACTERS} characters without spaces; make one "
             'with: python -c "import secrets; print(secrets.token_urlsafe())"'
         )
     return text

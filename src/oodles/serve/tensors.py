@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from oodles.names import printable
-from oodles.serve.nested import MOST_DIMENSIONS, nested_numbers
+from oodles.records.text import printable
+from oodles.serve.nested import MAX_DIMENSIONS, nested_numbers
 from oodles.serve.problems import Problem
 from oodles.serve.reading import parse_json
 
@@ -25,7 +25,7 @@ TYPES = {
     "FP32": "float32",
     "FP64": "float64",
 }
-MOST_NUMBERS = 1 << 40  # of a tensor; no body is as large
+MAX_NUMBERS = 1 << 40  # of a tensor; no body is as large
 NAMES = {kind: name for name, kind in TYPES.items()}
 Array = npt.NDArray[Any]
 
@@ -115,10 +115,10 @@ def _array(tensor: _Tensor, rest: memoryview) -> tuple[Array, memoryview]:
     kind = TYPES.get(tensor.datatype)
     if kind is None:
         raise Problem(400, f"{name} has the datatype {printable(tensor.datatype)[:20]}, not one of {', '.join(TYPES)}")
-    if len(tensor.shape) > MOST_DIMENSIONS or any(size < 0 for size in tensor.shape):
-        raise Problem(400, f"{name} has the shape {tensor.shape[:10]}; give up to {MOST_DIMENSIONS} sizes from 0")
+    if len(tensor.shape) > MAX_DIMENSIONS or any(size < 0 for size in tensor.shape):
+        raise Problem(400, f"{name} has the shape {tensor.shape[:10]}; give up to {MAX_DIMENSIONS} sizes from 0")
     count = math.prod(tensor.shape)
-    if count > MOST_NUMBERS or max(tensor.shape, default=0) > MOST_NUMBERS:
+    if count > MAX_NUMBERS or max(tensor.shape, default=0) > MAX_NUMBERS:
         raise Problem(400, f"{name} has the shape {tensor.shape}, more numbers than a body can hold")
     stated = tensor.parameters.get("binary_data_size")
     if (tensor.data is None) == (stated is None):

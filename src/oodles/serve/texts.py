@@ -9,11 +9,11 @@ from oodles.deploy.artefact import Arrays
 from oodles.deploy.exported import ExportedGuard
 from oodles.errors import ArgumentError, FileError
 from oodles.extras import needed_by
-from oodles.files import read_regular
-from oodles.names import printable
+from oodles.records.files import read_regular
+from oodles.records.text import printable
 
-MOST_BYTES = 1 << 26  # of a tokenizer file
-MOST_TOKENS = 512  # of a text; what is longer is cut
+MAX_BYTES = 1 << 26  # of a tokenizer file
+MAX_TOKENS = 512  # of a text; what is longer is cut
 COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 """Inputs of text models, and what the tokenizers package calls them."""
 
@@ -30,14 +30,14 @@ class TextTokenizer:
             )
         with needed_by("a tokenizer"):
             from tokenizers import Tokenizer
-        content = read_regular(path, MOST_BYTES, links=True, remedy="give a tokenizer.json")
+        content = read_regular(path, MAX_BYTES, links=True, remedy="give a tokenizer.json")
         try:
             self._tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # of the tokenizers package, which raises plain ones
             raise FileError(f"{path} is not a tokenizer.json ({printable(str(error))[:100]})") from None
         if self._tokenizer.padding is None:
             self._tokenizer.enable_padding()
-        self._tokenizer.enable_truncation(MOST_TOKENS)
+        self._tokenizer.enable_truncation(MAX_TOKENS)
 
     def __call__(self, texts: Sequence[str]) -> Arrays:
         """One row per text."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from oodles.columns import PRECISIONS, Columns, is_finite
-from oodles.differences import first_difference
 from oodles.errors import ArgumentError, FileError
-from oodles.files import Digest, Fields, Record, TensorFile, read_record
-from oodles.tensor_files import read_tensors
+from oodles.records.differences import first_difference
+from oodles.records.files import Digest, Fields, Record, TensorFile, read_record
+from oodles.records.tensors import read_tensors
 
 KIND, PART = "features", "part of features"
 SCHEMA = 1

@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from oodles.columns import Columns, check_columns
 from oodles.errors import DataError, FileError, ShapeError
-from oodles.files import Record, member, sha256
+from oodles.records.files import Record, member, sha256
 from oodles.store.manifest import read_head, read_manifest, stored_rows
 
 Layout = dict[str, tuple[torch.dtype, torch.Size]]

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oodles.errors import DataError, FileError, OodlesError
-from oodles.files import LOCK, Record, locked, read_record, sha256, write_record, write_with, writing
+from oodles.records.files import LOCK, Record, locked, read_record, sha256, write_record, write_with, writing
+from oodles.records.tensors import write_tensors
 from oodles.store.manifest import (
     FAILED,
     KIND,
@@ -24,7 +25,6 @@ from oodles.store.manifest import (
     read_manifest,
     stored_rows,
 )
-from oodles.tensor_files import write_tensors
 
 
 class _Appending:

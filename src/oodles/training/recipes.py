@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from oodles.errors import ArgumentError
 
-MOST_EPOCHS = 100_000
-LARGEST_RATE = 1e38  # of a float32
+MAX_EPOCHS = 100_000
+MAX_RATE = 1e38  # of a float32
 WARMUP = 0.2  # the fraction of a one-cycle run during which the learning rate rises
 
 
@@ -25,12 +25,12 @@ class Recipe:
     weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        if not 1 <= self.epochs <= MOST_EPOCHS or self.batch_size < 2:
+        if not 1 <= self.epochs <= MAX_EPOCHS or self.batch_size < 2:
             raise ArgumentError(
-                f"epochs={self.epochs} must lie between 1 and {MOST_EPOCHS:,}, batch_size={self.batch_size} at least 2"
+                f"epochs={self.epochs} must lie between 1 and {MAX_EPOCHS:,}, batch_size={self.batch_size} at least 2"
             )
-        if not 0 < self.learning_rate <= LARGEST_RATE:
-            raise ArgumentError(f"learning_rate={self.learning_rate} must be positive, at most {LARGEST_RATE:g}")
+        if not 0 < self.learning_rate <= MAX_RATE:
+            raise ArgumentError(f"learning_rate={self.learning_rate} must be positive, at most {MAX_RATE:g}")
         if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
             raise ArgumentError(f"momentum={self.momentum} must lie in [0, 1), and above 0 for nesterov")
         if not self.weight_decay >= 0:

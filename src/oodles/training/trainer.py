@@ -17,14 +17,23 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
+from oodles.distributed.processes import started_by_torchrun
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.files import Fields, Record, TensorFile, locked, read_record, remove_others, write_bytes, write_record
 from oodles.models.deconf import Cosine
-from oodles.names import first_line
 from oodles.network.outputs import logits_of
 from oodles.network.taps import eval_mode, has_convolutions, unwrap, usable_device
-from oodles.processes import started_by_torchrun
-from oodles.tensor_files import read_tensors, serialise, write_tensors
+from oodles.records.files import (
+    Fields,
+    Record,
+    TensorFile,
+    locked,
+    read_record,
+    remove_others,
+    write_bytes,
+    write_record,
+)
+from oodles.records.tensors import read_tensors, serialise, write_tensors
+from oodles.records.text import first_line
 from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1

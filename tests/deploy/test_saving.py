@@ -21,6 +21,7 @@ from torch import Tensor
 
 import oodles
 from oodles.data.transforms import CIFAR
+from oodles.deploy.saving import load_detector, load_guard, save_detector, save_guard, save_threshold
 from oodles.detectors import (
     DICE,
     GODIN,
@@ -38,10 +39,9 @@ from oodles.detectors import (
 from oodles.detectors.described import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
-from oodles.files import LOCK, write_record
 from oodles.functional import energy, msp
-from oodles.persistence import load_detector, load_guard, save_detector, save_guard, save_threshold
-from oodles.tensor_files import write_tensors
+from oodles.records.files import LOCK, write_record
+from oodles.records.tensors import write_tensors
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
@@ -267,7 +267,7 @@ SCRIPT = """
 import sys
 from oodles.detectors import Detector, register
 from oodles.errors import ArgumentError
-from oodles.persistence import save_detector
+from oodles.deploy.saving import save_detector
 
 
 @register("scripted")

@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 
 from filelock import FileLock, Timeout
 
+from oodles.deploy.results.jobs import Job, check_same, job_path, read_job, write_job
+from oodles.deploy.results.reading import ROW_GROUP, check_regular, read_rows, require_pyarrow, whole_rows
+from oodles.deploy.results.rows import COLUMNS, JSON, Row, lines_of
 from oodles.errors import ArgumentError, FileError
-from oodles.files import write_bytes, write_with, writing
-from oodles.names import printable
-from oodles.results.jobs import Job, check_same, job_path, read_job, write_job
-from oodles.results.reading import ROW_GROUP, check_regular, read_rows, require_pyarrow, whole_rows
-from oodles.results.rows import COLUMNS, JSON, Row, lines_of
+from oodles.records.files import write_bytes, write_with, writing
+from oodles.records.text import printable
 
 
 class Named(Protocol):

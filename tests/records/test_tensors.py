@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from oodles.errors import FileError
-from oodles.files import sha256
-from oodles.tensor_files import read_saved, read_tensors, write_tensors
+from oodles.records.files import sha256
+from oodles.records.tensors import read_saved, read_tensors, write_tensors
 
 
 def test_tensors_are_read_bit_for_bit(tmp_path):

@@ -17,12 +17,12 @@ from support.detector_data import Pair, every_detector, numpy_parts, train_and_t
 from support.ensembles import extracted
 
 from oodles.calibration import Threshold, calibrate
-from oodles.demo import load_pack
 from oodles.detectors import KNN, Detector, NNGuide, RankEnsemble, combine, default_detector, parse
 from oodles.errors import ArgumentError, NotFittedError, ShapeError
-from oodles.explanation import Explanation, explain
+from oodles.explanation.explaining import Explanation, explain
+from oodles.explanation.findings import Contributions, Finding
 from oodles.features import Features, Head
-from oodles.findings import Contributions, Finding
+from oodles.report.demo import load_pack
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 Array = np.ndarray

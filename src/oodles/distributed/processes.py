@@ -36,7 +36,7 @@ class Processes:
 
     >>> [list(Processes(rank, 3).share(range(10))) for rank in range(3)]
     [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    >>> Processes().meet("alone")
+    >>> Processes().all_gather("alone")
     ['alone']
     """
 
@@ -52,33 +52,33 @@ class Processes:
         start = self.rank * least + min(self.rank, rest)
         return items[start : start + least + (self.rank < rest)]
 
-    def meet(self, value: T) -> list[T]:
-        """The values of all processes in the order of their ranks; raises in all of them if one has failed."""
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes in the order of their ranks; raise in all of them if one has failed."""
         return [value] if self.size == 1 else self._exchange(None, value)
 
-    def collect(self, value: T) -> list[T]:
-        """The values of all processes in the first one, which may be large; an empty list in the others."""
+    def gather(self, value: T) -> list[T]:
+        """Gather values, which may be large, on rank 0; return an empty list on the others."""
         if self.size == 1:
             return [value]
-        self.meet(None)
+        self.all_gather(None)
         values: list[Any] = [None] * self.size if self.rank == 0 else []
         with self._answering():
             distributed.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
         return values
 
-    def hand_out(self, value: T) -> T:
-        """The first process's value in all of them."""
+    def broadcast(self, value: T) -> T:
+        """Return the value of rank 0 on every rank."""
         if self.size == 1:
             return value
-        self.meet(None)
+        self.all_gather(None)
         values = [value if self.rank == 0 else None]
         with self._answering():
             distributed.broadcast_object_list(values, src=0, group=self._group)
         return values[0]  # type: ignore[return-value]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """All processes leave this block by the same way: an error in one of them is raised in the others too."""
+    def raise_together(self) -> Iterator[None]:
+        """Raise an error of one process in all the others too."""
         try:
             yield
         except BaseException as error:
@@ -167,9 +167,9 @@ def join() -> Iterator[Processes]:
     processes = Processes(distributed.get_rank(), distributed.get_world_size(), group)
     _joined.append(processes)
     try:
-        with processes.together():
+        with processes.raise_together():
             yield processes
-            processes.meet(None)
+            processes.all_gather(None)
     finally:
         _joined.clear()
         processes.leave()

@@ -27,8 +27,9 @@ from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of
 from oodles.detectors.registry import find_class
 from oodles.errors import ArgumentError, FileError
-from oodles.fields import PreprocessingFields, ThresholdFields
-from oodles.files import (
+from oodles.network.self_test import SelfTest
+from oodles.records.fields import PreprocessingFields, ThresholdFields
+from oodles.records.files import (
     Fields,
     Key,
     Record,
@@ -40,15 +41,14 @@ from oodles.files import (
     remove_others,
     write_record,
 )
-from oodles.network.self_test import SelfTest
-from oodles.tensor_files import read_saved, read_tensors, write_tensors
+from oodles.records.tensors import read_saved, read_tensors, write_tensors
 
 KIND, SCHEMA, RECORD = "detector", 2, "detector.json"
 GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
 ID_SCORES = "id_scores"  # the one tensor of a guard that is not its detector's
 PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
-MOST_COLUMNS = 1 << 24  # of an embedding or of logits
+MAX_COLUMNS = 1 << 24  # of an embedding or of logits
 
 
 class _DetectorFields(Fields):
@@ -238,7 +238,7 @@ def _check_tensors(detector: Detector) -> None:
         whole = tensor.dtype == torch.int64
         if (leaf in INTEGERS and not whole) or (ours and leaf not in INTEGERS and not tensor.is_floating_point()):
             raise ValueError(f"{name} is of type {tensor.dtype}")
-        if leaf == "shape_" and not (tensor.shape == (2,) and tensor.min() >= 0 and tensor.max() <= MOST_COLUMNS):
+        if leaf == "shape_" and not (tensor.shape == (2,) and tensor.min() >= 0 and tensor.max() <= MAX_COLUMNS):
             raise ValueError(f"{name} is not a width and a number of classes")
         if leaf == "probe_" and not (tensor.ndim == 1 and len(tensor)):
             raise ValueError(f"{name} is not a row of logits")

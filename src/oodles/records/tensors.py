@@ -13,8 +13,8 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 from oodles.errors import FileError
-from oodles.files import Record, member, read_regular, write_bytes
-from oodles.names import first_line
+from oodles.records.files import Record, member, read_regular, write_bytes
+from oodles.records.text import first_line
 
 ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
 

@@ -18,12 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.disks import files_up_to, ordinary_user
 
+from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import KNN
 from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
-from oodles.files import (
-    MOST_BYTES,
-    MOST_DEPTH,
+from oodles.records.files import (
+    MAX_BYTES,
+    MAX_DEPTH,
     Fields,
     locked,
     member,
@@ -34,7 +35,6 @@ from oodles.files import (
     write_record,
     write_with,
 )
-from oodles.persistence import load_detector, save_detector
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
@@ -184,14 +184,14 @@ def nested(depth):
 
 def test_records_have_limits_that_hold_for_writing_too(tmp_path):
     path, record = tmp_path / "r.json", {"kind": "thing", "schema": 1}
-    write_record(path, {**record, "value": nested(MOST_DEPTH - 2)})
+    write_record(path, {**record, "value": nested(MAX_DEPTH - 2)})
     read_record(path, kind="thing", schema=1)
     before = path.read_bytes()
-    for value in (nested(MOST_DEPTH), "x" * MOST_BYTES):
+    for value in (nested(MAX_DEPTH), "x" * MAX_BYTES):
         with pytest.raises(FileError, match="larger or more deeply nested than can be read again"):
             write_record(path, {**record, "value": value})
     assert path.read_bytes() == before
-    path.write_text(json.dumps({**record, "value": nested(MOST_DEPTH)}))
+    path.write_text(json.dumps({**record, "value": nested(MAX_DEPTH)}))
     with pytest.raises(FileError, match="nested more than 64 deep"):
         read_record(path, kind="thing", schema=1)
     with path.open("wb") as file:

@@ -8,10 +8,10 @@ import pytest
 from support.pages import check_page
 from support.scored import COLUMNS, failed, scored, write_scored
 
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.results.rows import Row
 from oodles.errors import DataError, FileError
 from oodles.report import results_part, write_report
-from oodles.results.reading import read_rows
-from oodles.results.rows import Row
 
 ROWS = [
     scored("a.png", 1.25),

@@ -33,8 +33,8 @@ Key = bytes | str | Path
 
 LOCK, TEMPORARY = ".lock", ".writing-"
 ABANDONED = 3600  # seconds after which a temporary file that has not grown is one that a killed process left
-MOST_BYTES, MOST_DEPTH = 1 << 24, 64  # of a record
-FEWEST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
+MAX_BYTES, MAX_DEPTH = 1 << 24, 64  # of a record
+MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -85,7 +85,7 @@ def remove_temporaries(folder: Path, seconds: float = 0) -> None:
 
 
 def remove_others(folder: Path, stem: str, keep: str) -> None:
-    """Delete the tensor files that :func:`oodles.tensor_files.write_tensors` wrote under ``stem``, except ``keep``."""
+    """Delete the files of tensors that were written under ``stem``, except ``keep``."""
     for path in folder.glob(f"{stem}-*.safetensors"):
         if path.name != keep:
             with suppress(OSError):
@@ -162,7 +162,7 @@ def record_bytes(record: Mapping[str, Any], source: object, key: bytes | None = 
     if key is not None:
         body["signature"] = _signature(body, key)
     content = (json.dumps({**body, "seal": checksum(body)}, indent=1) + "\n").encode()
-    if len(content) > MOST_BYTES or not _is_shallow(body, MOST_DEPTH):
+    if len(content) > MAX_BYTES or not _is_shallow(body, MAX_DEPTH):
         raise FileError(f"{source} would be larger or more deeply nested than can be read again; store less in it")
     return content
 
@@ -175,7 +175,7 @@ def read_record(
     So is one whose values are not as ``fields`` declares them. With a ``key`` it must be signed with that key.
     """
     try:
-        content = read_regular(path, MOST_BYTES, remedy="restore it or write it again")
+        content = read_regular(path, MAX_BYTES, remedy="restore it or write it again")
     except FileError as error:
         if error.errno != errno.ENOENT:
             raise
@@ -233,8 +233,8 @@ def _parse_json(content: bytes, path: object) -> Any:
         value = json.loads(content, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not readable JSON ({error}); restore it or write it again") from None
-    if not _is_shallow(value, MOST_DEPTH):
-        raise FileError(f"{path} is nested more than {MOST_DEPTH} deep; it was written by another program")
+    if not _is_shallow(value, MAX_DEPTH):
+        raise FileError(f"{path} is nested more than {MAX_DEPTH} deep; it was written by another program")
     return value
 
 
@@ -291,10 +291,10 @@ def read_key(key: Key | None) -> bytes | None:
     """The bytes of a key, given as such or as the file that holds them."""
     if key is None:
         return None
-    secret = key if isinstance(key, bytes) else read_regular(Path(key), MOST_KEY_BYTES, remedy="give a file with a key")
-    if len(secret) < FEWEST_KEY_BYTES:
+    secret = key if isinstance(key, bytes) else read_regular(Path(key), MAX_KEY_BYTES, remedy="give a file with a key")
+    if len(secret) < MIN_KEY_BYTES:
         raise ArgumentError(
-            f"a key of {len(secret)} bytes can be guessed; give at least {FEWEST_KEY_BYTES} random bytes, such as "
+            f"a key of {len(secret)} bytes can be guessed; give at least {MIN_KEY_BYTES} random bytes, such as "
             "secrets.token_bytes(32)"
         )
     return secret

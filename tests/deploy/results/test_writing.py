@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from support.disks import files_up_to
 
+from oodles.deploy.results import reading, writing
+from oodles.deploy.results.jobs import Job, job_path, read_job
+from oodles.deploy.results.reading import read_rows
+from oodles.deploy.results.rows import COLUMNS, Row
+from oodles.deploy.results.scores import write_scores
+from oodles.deploy.results.writing import check_results, open_results, rows_path
 from oodles.errors import ArgumentError, DataError, FileError, MissingPackageError
-from oodles.results import reading, writing
-from oodles.results.jobs import Job, job_path, read_job
-from oodles.results.reading import read_rows
-from oodles.results.rows import COLUMNS, Row
-from oodles.results.scores import write_scores
-from oodles.results.writing import check_results, open_results, rows_path
 
 JOB = Job("msp", 0.5, 0.95, "a" * 64, {"size": 32}, 3)
 KINDS = [".csv", ".jsonl", ".parquet"]
@@ -269,7 +269,7 @@ def _one(folder):
 
 
 def test_lines_are_never_read_without_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_BYTES", 100)
+    monkeypatch.setattr(reading, "MAX_BYTES", 100)
     (tmp_path / "r.jsonl").write_bytes(b" " * 1000 + b"\n")
     with pytest.raises(DataError, match="row 1: the line is cut off or longer than allowed"):
         list(read_rows(tmp_path / "r.jsonl"))

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from oodles import __version__
 from oodles.errors import ArgumentError
-from oodles.files import Fields, read_record, write_record
+from oodles.records.files import Fields, read_record, write_record
 
 KIND, SCHEMA = "results", 1
 SHORT = 40

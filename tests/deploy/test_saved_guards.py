@@ -14,14 +14,14 @@ import torch
 import oodles
 from oodles.calibration import Threshold
 from oodles.data.transforms import CIFAR
+from oodles.deploy.saving import load_guard, save_guard, save_threshold
 from oodles.detectors import KNN, Energy, parse
 from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
-from oodles.files import LOCK, write_record
 from oodles.guard import Guard
 from oodles.models.shipped import GUARD, load, shipped_folder
-from oodles.persistence import load_guard, save_guard, save_threshold
-from oodles.tensor_files import write_tensors
+from oodles.records.files import LOCK, write_record
+from oodles.records.tensors import write_tensors
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32

@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from support.pages import check_page
 
-from oodles.demo import MAIN, load_pack, run_demo
+from oodles.report.demo import MAIN, load_pack, run_demo
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_rows.json"
 """Rows of `oodles demo` when its features were built. They are float16, so every machine gives these to a tenth."""

@@ -3,7 +3,7 @@
 import pytest
 from support.processes import exchange, launch, own_group
 
-from oodles.processes import Processes, current, join, own_device
+from oodles.distributed.processes import Processes, current, join, own_device
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -33,9 +33,9 @@ def test_a_script_keeps_its_own_process_group(tmp_path):
 def test_a_process_on_its_own_exchanges_nothing():
     with join() as processes:
         assert processes == current() == Processes()
-    assert [processes.meet(1), processes.collect(2), processes.hand_out(3)] == [[1], [2], 3]
+    assert [processes.all_gather(1), processes.gather(2), processes.broadcast(3)] == [[1], [2], 3]
     assert list(processes.share(range(3))) == [0, 1, 2]
-    with pytest.raises(ValueError, match="own"), processes.together():
+    with pytest.raises(ValueError, match="own"), processes.raise_together():
         raise ValueError("own")
 
 

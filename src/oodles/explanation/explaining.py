@@ -16,8 +16,7 @@ from oodles.detectors.logit import LogitDetector
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.statistics import ClassMeans
 from oodles.errors import ArgumentError, ShapeError
-from oodles.features import Features, Head
-from oodles.findings import (
+from oodles.explanation.findings import (
     Contributions,
     Explanation,
     Finding,
@@ -28,6 +27,7 @@ from oodles.findings import (
     most_sceptical_first,
     name_of,
 )
+from oodles.features import Features, Head
 
 __all__ = ["Explanation", "explain"]
 

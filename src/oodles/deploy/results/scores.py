@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from oodles.files import write_with
-from oodles.results.rows import Row
+from oodles.deploy.results.rows import Row
+from oodles.records.files import write_with
 
 
 def write_scores(path: Path, batches: Iterable[Sequence[Row]]) -> None:

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from oodles.data.limits import unpacked_limit
+from oodles.deploy.results.rows import COLUMNS, MAX_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
 from oodles.errors import DataError, FileError
 from oodles.extras import needed_by
-from oodles.results.rows import COLUMNS, MOST_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
 
 ROW_GROUP = 1 << 16
 """Rows of a Parquet file that are written and read together."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file of results, in order; names have the escapes of the format, see :mod:`oodles.results`.
+    """The rows of a file of results, in order; names have the escapes of the format, see :mod:`oodles.deploy.results`.
 
     A file that is not complete, because it is being written or its writer was killed, ends in an error.
     """
@@ -28,7 +28,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         with path.open("rb") as file:
             if file.read(len(lines.header)) != lines.header:
                 raise ValueError(f"it does not begin with the line {','.join(COLUMNS)}")
-            while line := file.readline(MOST_BYTES):
+            while line := file.readline(MAX_BYTES):
                 number += 1
                 if not line.endswith(b"\n"):
                     raise ValueError("the line is cut off or longer than allowed; `oodles score --resume` completes it")
@@ -43,7 +43,7 @@ def whole_rows(path: Path, lines: Lines) -> Iterator[tuple[Row, int]]:
     with path.open("rb") as file:
         if file.read(len(lines.header)) != lines.header:
             return
-        while (line := file.readline(MOST_BYTES)).endswith(b"\n"):
+        while (line := file.readline(MAX_BYTES)).endswith(b"\n"):
             try:
                 row = lines.decode(line)
             except NOT_A_ROW:

@@ -9,16 +9,16 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from oodles.calls import Call, import_object, read_call, read_expression
 from oodles.detectors.argument_checks import shown
 from oodles.detectors.base import Detector
 from oodles.detectors.logit import CHAIN, LogitDetector, Shape, Sparsifier, Stage
 from oodles.detectors.registry import entries
 from oodles.detectors.score_only import ScoreDetector
 from oodles.errors import ArgumentError
+from oodles.records.calls import Call, import_object, read_call, read_expression
 
 LARGEST = 1e38  # single precision ends a little above
-LONGEST, MOST_TERMS, MOST_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
+LONGEST, MAX_TERMS, MAX_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
 _PATH = re.compile(r"(^|\+)\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -92,8 +92,8 @@ def _terms(text: str) -> list[tuple[str, type[Detector], list[Any], dict[str, An
         calls.insert(0, read_call(node))
     except (ValueError, AttributeError):
         raise ArgumentError(f"{text!r} is not a detector; write e.g. 'react(90)+dice(0.7)+energy'") from None
-    if len(calls) > MOST_TERMS:
-        raise ArgumentError(f"{text[:40]!r}... is a chain of {len(calls)} stages; at most {MOST_TERMS} are allowed")
+    if len(calls) > MAX_TERMS:
+        raise ArgumentError(f"{text[:40]!r}... is a chain of {len(calls)} stages; at most {MAX_TERMS} are allowed")
     return [
         (":".join(paths[name]), _user_class(*paths[name]), positional, named)
         if name in paths
@@ -146,8 +146,8 @@ def _arguments(
         hints = {}
     for key, value in arguments.items():
         hint = hints.get(key, Any)
-        if isinstance(value, list | tuple | set | dict) and len(value) > MOST_ITEMS:
-            raise ArgumentError(f"{name}({key}=...) is given {len(value):,} items; at most {MOST_ITEMS} are allowed")
+        if isinstance(value, list | tuple | set | dict) and len(value) > MAX_ITEMS:
+            raise ArgumentError(f"{name}({key}=...) is given {len(value):,} items; at most {MAX_ITEMS} are allowed")
         if not _fits(value, hint):
             size = f" below {LARGEST:g}" if isinstance(value, int | float) and abs(value) >= LARGEST else ""
             raise ArgumentError(f"{name}({key}={shown(value)}): expected {_in_words(hint)}{size}")

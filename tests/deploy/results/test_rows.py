@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oodles.names import printable
-from oodles.results.rows import CSV, JSON, NOT_A_ROW, Row
+from oodles.deploy.results.rows import CSV, JSON, NOT_A_ROW, Row
+from oodles.records.text import printable
 
 FINITE = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text(st.characters(exclude_categories=()), min_size=1, max_size=20)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from oodles.errors import ArgumentError
-from oodles.names import printable
+from oodles.records.text import printable
 
-MOST_BYTES = 1 << 20  # of a line
+MAX_BYTES = 1 << 20  # of a line
 NUMBERS = ("probability", "score", "p_value")
 
 

@@ -1,0 +1,2 @@
+from .explaining import explain as explain
+from .findings import Explanation as Explanation
