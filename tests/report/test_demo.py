@@ -13,7 +13,7 @@ from support.pages import check_page
 
 from oodles.report.demo import MAIN, load_pack, run_demo
 
-GOLDEN = Path(__file__).parent / "golden" / "demo_rows.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "demo_rows.json"
 """Rows of `oodles demo` when its features were built. They are float16, so every machine gives these to a tenth."""
 
 
