@@ -10,14 +10,14 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from oodles.calibration import Threshold, calibrate, check_id_rate
+from oodles.calibration import Threshold, check_id_rate
 from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches, first_rows
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.deploy.export import Exportable, export_guard, noise_images, refuse_steps
 from oodles.deploy.exported import ExportedGuard
 from oodles.deploy.saving import load_guard, save_guard
-from oodles.detectors import Detector, default_detector
+from oodles.detectors import Detector
 from oodles.detectors.base import (
     INPUTS,
     check_fitted,
@@ -25,10 +25,8 @@ from oodles.detectors.base import (
     check_multilabel,
     extra_columns,
     float_buffer,
-    learned_columns,
 )
 from oodles.detectors.network_detector import layers_of, needs_head, needs_network, steps_of
-from oodles.detectors.outlier_rows import check_policy, screen
 from oodles.detectors.parsing import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
 from oodles.explanation.explaining import Explanation, explain
@@ -42,6 +40,7 @@ from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
 from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
 from oodles.records.files import Key, Record
+from oodles.selection.fitting import fit_and_calibrate
 from oodles.selection.tuning import tune
 from oodles.steps import Step
 
@@ -130,7 +129,6 @@ class Guard(nn.Module):
         multilabel: bool | None = None,
         device: torch.device | str | None = None,
         preprocessing: Transform | Record | None = None,
-        outlier_rows: str = "warn",
     ) -> "Guard":
         """A guard for ``model`` from ID inputs alone: fits the detector (the default one if None) and its threshold.
 
@@ -139,10 +137,9 @@ class Guard(nn.Module):
         because a network fits its training data better than new data. ``detector`` may be text, such as ``"knn"``. If
         the model has no linear head, the default is made of detectors that need only logits. ``labels``, ``classes``
         and ``multilabel`` are those of :func:`oodles.extract`; ``preprocessing`` is taken from ``train`` if that is an
-        :class:`oodles.data.loaders.ImageLoader`, and ``outlier_rows`` is that of :meth:`oodles.Detector.fit`.
+        :class:`oodles.data.loaders.ImageLoader`.
         """
         check_id_rate(id_rate)
-        check_policy(outlier_rows)
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
@@ -154,23 +151,22 @@ class Guard(nn.Module):
         options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
         about: dict[str, Any] = {"labels": labels, "classes": classes, "multilabel": multilabel}
         features = extract(model, train, **options, **about)
-        chosen = default_detector(features) if chosen is None else chosen
-        features = screen(features, learned_columns([chosen]), outlier_rows)
-        if calibration is None:
-            learned, held_out = features.split()
-            chosen.fit(learned, outlier_rows="ignore")
-        else:
-            chosen.fit(features, outlier_rows="ignore")
-            tune([chosen], model, calibration, head=head, device=device, labels=labels)
-            held_out = extract(model, calibration, **options, **about, steps=steps_of([chosen]))
+        held_out: Callable[[Detector], Features] | None = None
+        if calibration is not None:
+
+            def held_out(fitted: Detector) -> Features:
+                tune([fitted], model, calibration, head=head, device=device, labels=labels)
+                return extract(model, calibration, **options, **about, steps=steps_of([fitted]))
+
+        fitted, threshold = fit_and_calibrate(features, chosen, calibration=held_out, id_rate=id_rate)
         guard = cls(
             model,
-            chosen,
-            calibrate(chosen.score(held_out), id_rate),
+            fitted,
+            threshold,
             head=head,
             preprocessing=preprocessing_record(preprocessing, train),
             classes=features.class_names,
-            multilabel=multilabel,
+            multilabel=features.multilabel,
         )
         guard._loader = train if calibration is None else calibration
         if guard.preprocessing is None and first is not None:

@@ -37,10 +37,6 @@ def fit(
         Option(help="ID features not used in training, for the threshold. Default: a fifth of the training rows."),
     ] = None,
     id_rate: Annotated[float, Option(help="Fraction of ID inputs that should be accepted.")] = 0.95,
-    outlier_rows: Annotated[
-        str,
-        Option(help="Training rows with norms of more than 100 times the median: warn, drop, raise or ignore."),
-    ] = "warn",
     force: Annotated[bool, Option("--force", help="Replace the guard that is already in --out.")] = False,
     key: Annotated[Path | None, Option(help="File with a secret of at least 16 bytes to sign the guard with.")] = None,
     model: Annotated[
@@ -62,60 +58,49 @@ def fit(
     _check_out(out, force)
     check_checkpoints([checkpoint])
 
-    from oodles.calibration import calibrate
     from oodles.deploy.saving import save_guard
-    from oodles.detectors import default_detector, parse
-    from oodles.detectors.base import learned_columns
-    from oodles.detectors.network_detector import is_tuned
-    from oodles.distributed.fitting import fit as fit_together
-    from oodles.distributed.fitting import screen_together
+    from oodles.detectors import parse
     from oodles.distributed.processes import current
-    from oodles.features import MIN_TO_SPLIT, Features
+    from oodles.features import Features
     from oodles.guard import Guard
     from oodles.network.fingerprints import is_fingerprint_of
     from oodles.records.files import read_key
+    from oodles.selection.fitting import fit_and_calibrate
     from oodles.store import read_manifest
 
     secret = read_key(key)
-    fitted = default_detector() if detector is None else parse(detector)
-    train = screen_together(Features.load(features), learned_columns([fitted]), outlier_rows, current())
+    chosen = None if detector is None else parse(detector)
+    train = Features.load(features)
+    held_out = None if calibration is None else Features.load(calibration)
     about = read_manifest(features)["about"]
     network = None if model is None else load_model(model, checkpoint)
     if network is not None and not is_fingerprint_of(about.get("model", ""), network):
         raise DataError(f"{features} has features of another model than --model {model}; extract them from this one")
-    if calibration is None and len(train) < MIN_TO_SPLIT:
-        raise DataError(
-            f"{features} has too few rows ({len(train)}) to set some aside for the threshold; give --calibration"
-        )
     if calibration is None:
-        train, held_out = train.split()
         notice(
-            f"threshold from {len(held_out)} training rows that are left out of the fit; a network fits its training "
-            "images better than new ones, so --calibration is the better choice"
+            "no --calibration: a fifth of the training rows sets the threshold; a network fits its training images "
+            "better than new ones, so held-out images are the better choice"
         )
     else:
-        held_out = Features.load(calibration)
         rows = [[entry["sha256"] for entry in read_manifest(each)["shards"]] for each in (features, calibration)]
         if rows[0] == rows[1]:
             raise DataError(f"{calibration} has the same rows as {features}; calibrate on images that fit has not seen")
         if read_manifest(calibration)["about"].get("model") != about.get("model"):
             raise DataError(f"{calibration} has features of another model than {features}; use the same for both")
-    fitted = fit_together(fitted, train, current(), outlier_rows="ignore")
-    if not is_tuned(fitted):
-        raise ArgumentError(
-            f"{fitted.spec} has to be tuned on held-out images, which fit does not do; use oodles.selection.tune in "
-            "Python"
-        )
+    fitted, threshold = fit_and_calibrate(train, chosen, calibration=held_out, id_rate=id_rate, processes=current())
     if current().rank:
         return
-    threshold = calibrate(fitted.score(held_out), id_rate)
-    origin = about.get("model"), about.get("head"), about.get("preprocessing")
+    options = {
+        "head": about.get("head"),
+        "preprocessing": about.get("preprocessing"),
+        "multilabel": train.multilabel,
+    }
     if network is None:
-        save_guard(out, fitted, threshold, *origin, train.class_names, key=secret)
+        save_guard(
+            out, fitted, threshold, model=about.get("model"), class_names=train.class_names, key=secret, **options
+        )
     else:
-        names = train.class_names or None
-        guard = Guard(network, fitted, threshold, head=origin[1], preprocessing=origin[2], classes=names)
-        guard.save(out, key=secret)
+        Guard(network, fitted, threshold, classes=train.class_names or None, **options).save(out, key=secret)
     rule = f"accepted as ID if score >= {threshold.value:.7g} ({100 * id_rate:g} % of ID)"
     notice(f"{fitted.spec}: {rule}; saved in {out}")
 
