@@ -20,12 +20,10 @@ from .detectors.ensemble import combine as combine
 from .detectors.mahalanobis import Mahalanobis as Mahalanobis
 from .detectors.neighbours import KNN as KNN
 from .detectors.odin import ODIN as ODIN
-from .detectors.parsing import detector_list as detector_list
 from .detectors.parsing import parse as parse
 from .detectors.registry import register as register
 from .detectors.score_only import MSP as MSP
 from .detectors.score_only import Energy as Energy
-from .detectors.score_only import MaxLogit as MaxLogit
 from .detectors.shapes import ReAct as ReAct
 from .detectors.sparsifiers import DICE as DICE
 from .detectors.subspace import ViM as ViM
@@ -43,7 +41,6 @@ from .guard import Guard as Guard
 from .guard import Verdict as Verdict
 from .head import Head as Head
 from .network.extraction import extract as extract
-from .paper import analysis as analysis
 from .selection.detector import select as select
 
 __version__: str

@@ -33,7 +33,7 @@ OTHERS = [
     Case("mahalanobis(epsilon=0.01)", steps=True),
     Case("adascale", steps=True),
 ]
-CASES = [*(Case(detector.spec) for detector in ood.detector_list()), *OTHERS]
+CASES = [*(Case(detector.spec) for detector in ood.detectors.detector_list()), *OTHERS]
 
 
 def make_network() -> nn.Module:

@@ -49,7 +49,7 @@ Kind = TypeVar("Kind", bound=type[Detector])
 class Entry:
     """A detector: its name in text, its class, what it does in one line, and the paper it comes from.
 
-    ``listed`` are its settings in :func:`oodles.detector_list`; None stands for the defaults, () for none.
+    ``listed`` are its settings in :func:`oodles.detectors.detector_list`; None stands for the defaults, () for none.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Entry:
     listed: tuple[str, ...] | None = None
 
     def settings(self) -> tuple[str, ...]:
-        """The texts that :func:`oodles.detector_list` has of it."""
+        """The texts that :func:`oodles.detectors.detector_list` has of it."""
         return (self.name,) if self.listed is None else self.listed
 
 

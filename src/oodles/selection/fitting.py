@@ -39,6 +39,6 @@ def fit_and_calibrate(
         held_out = held_out(fitted)
     if not is_tuned(fitted):
         raise ArgumentError(
-            f"{fitted.spec} has to be tuned with the network; fit it in Python: Guard.fit(model, ..., calibration=images)"
+            f"{fitted.spec} has to be tuned with the network; use Guard.fit(model, ..., calibration=images) in Python"
         )
     return fitted, calibrate(fitted.score(held_out), id_rate)
