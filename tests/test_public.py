@@ -66,7 +66,7 @@ def test_functions_stay_functions_after_every_submodule_is_imported():
         assert inspect.isfunction(getattr(oodles, name)), name
     for name in ("DICE", "Detector", "Features", "Guard", "Threshold", "Verdict"):
         assert inspect.isclass(getattr(oodles, name)), name
-    for name in ("analysis", "bench", "detectors", "errors", "functional", "metrics", "models", "monitor", "selection"):
+    for name in ("bench", "detectors", "errors", "functional", "metrics", "models", "monitor", "selection"):
         assert inspect.ismodule(getattr(oodles, name)), name
 
 
