@@ -113,7 +113,6 @@ MISTAKES = {
     "no_embedding": (lambda: ood.KNN().fit(LOGITS), ood.ShapeError, "embedding"),
     "no_labels": (lambda: ood.Mahalanobis().fit(UNLABELLED), ood.ShapeError, "labels"),
     "multilabel": (lambda: ood.MSP().score(MULTI), ood.ArgumentError, "msp"),
-    "outlier_policy": (lambda: ood.KNN().fit(TRAIN, outlier_rows="skip"), ood.ArgumentError, "outlier_rows='skip'"),
     "dimension": (lambda: ViM(dimension=12).fit(TRAIN), ood.ArgumentError, "dimension=12"),
     "no_cosines": (lambda: MCM().fit(TRAIN), ood.DataError, "MCM(temperature=1.0)"),
     "combine_one": (lambda: ood.combine(["knn"], train=TRAIN, held_out=TRAIN), ood.ArgumentError, "['knn']"),

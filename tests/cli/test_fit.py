@@ -116,7 +116,6 @@ def test_rows_far_longer_than_the_others(oodles_run, tmp_path):
     arguments = ["fit", tmp_path / "features", "--calibration", tmp_path / "held-out", "--detector", "dice(0.5)"]
     code, _, err = oodles_run(*arguments, "--out", tmp_path / "g")
     assert (code, err.count("1 of 200 training rows have norms of more than 100 times")) == (0, 1), err
-    assert "the first is row 11;" in err
 
 
 def test_a_guard_is_only_replaced_with_force(fitted, oodles_run, refused, tmp_path):

@@ -11,6 +11,7 @@ from oodles.detectors.default import default_detector
 from oodles.detectors.ensemble import combine
 from oodles.detectors.logit import LogitDetector, Shape, Sparsifier
 from oodles.detectors.network_detector import NetworkDetector
+from oodles.detectors.outliers import drop_outliers
 from oodles.detectors.parsing import detector_list, parse
 from oodles.detectors.registry import BUILT_IN, find_class, register
 from oodles.detectors.score_only import ScoreDetector
@@ -25,6 +26,7 @@ __all__ = [
     "combine",
     "default_detector",
     "detector_list",
+    "drop_outliers",
     "fit_together",
     "parse",
     "register",

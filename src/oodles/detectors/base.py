@@ -10,7 +10,7 @@ from torch import Tensor
 from oodles.columns import is_finite, rows_not_finite
 from oodles.detectors.described import Described, describe
 from oodles.detectors.notebook import as_html
-from oodles.detectors.outlier_rows import RowNorms, check_policy, screen
+from oodles.detectors.outliers import RowNorms
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
 from oodles.features import Features, Head
@@ -90,12 +90,9 @@ class Detector(Described):
 
     # Fitting ----------------------------------------------------------------------------------
 
-    def fit(self, features: Features, *, outlier_rows: str = "warn") -> Self:
-        """Learn from ID training features; anything learned before is discarded.
-
-        ``outlier_rows`` (norms above 100 times the median) can ruin a fit: ``warn``, ``drop``, ``raise`` or ``ignore``.
-        """
-        fit_together([self], features, outlier_rows=outlier_rows)
+    def fit(self, features: Features) -> Self:
+        """Learn from ID training features; anything learned before is discarded."""
+        fit_together([self], features)
         return self
 
     def partial_fit(self, batch: Features) -> Self:
@@ -126,7 +123,7 @@ class Detector(Described):
         if self._statistics is None:
             raise NotFittedError(f"{self} has observed nothing; call .fit(features) or .partial_fit(batch) first")
         self.shape_ = self.probe_ = None
-        self._norms.report()
+        self._norms.warn()
         head = None if self._head is None else self._head.to("cpu", torch.float32)
         _learn_finite(self, self._statistics, cast(Head, head))
         remember_model(self, self._seen, self._head)
@@ -182,11 +179,11 @@ class Detector(Described):
         return as_html(self)
 
 
-def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_rows: str = "warn") -> None:
+def fit_together(detectors: Sequence[Detector], features: Features) -> None:
     """Fit several detectors in one pass over the features, which may be larger than memory.
 
     Detectors that learn from the same statistics of embeddings share them, so a hundred cost little more than one.
-    ``outlier_rows`` is that of :meth:`Detector.fit`; ``drop`` and ``raise`` read the rows once more, beforehand.
+    Rows that are far longer than the others are reported; :func:`~oodles.detectors.drop_outliers` leaves them out.
 
     >>> from oodles.detectors import DICE, KNN
     >>> from oodles.testing import example_features
@@ -195,14 +192,11 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
     >>> [detector.fitted for detector in several]
     [True, True, True]
     """
-    check_policy(outlier_rows)
     for detector in detectors:
         detector._statistics = None
     learners = [detector for detector in detectors if detector.learns_from]
     # what learns from the head alone needs one batch, and no row can spoil it
     columns, norms = learned_columns([detector for detector in learners if detector.begin()]), RowNorms()
-    if outlier_rows in ("drop", "raise") and columns:
-        features = screen(features, columns, outlier_rows)
     shared: Statistics = {}
     try:
         for batch in features.batches() if learners else ():
@@ -214,9 +208,8 @@ def fit_together(detectors: Sequence[Detector], features: Features, *, outlier_r
                 statistic.add(batch.embedding)
             if not columns:
                 break
-            if outlier_rows == "warn":
-                norms.add(batch, columns)
-        norms.report()
+            norms.add(batch, columns)
+        norms.warn()
         for detector in learners:
             detector.finish()
     finally:  # the activations behind a percentile are large, and those of a failed fit must not count later
@@ -254,7 +247,7 @@ def _learn_finite(detector: Detector, statistics: Statistics, head: Head) -> Non
     if bad:
         raise DataError(
             f"{detector} learned values that are not finite ({bad[0]}); are all training rows like the others? Leave "
-            "out those that are not with fit(features, outlier_rows='drop')"
+            "out those that are not: fit on oodles.detectors.drop_outliers(features)"
         )
 
 

@@ -47,7 +47,7 @@ def _curve(detector: LogitDetector, train: Features, id_set: Judged, ood: Sequen
     own = _p(detector)
     grid = sorted({*SWEEP_GRID, own})
     candidates = [detector.with_p(p) for p in grid]
-    fit_together(candidates, train, outlier_rows="ignore")
+    fit_together(candidates, train)
     fpr95: dict[str, list[float]] = {each.name: [] for each in ood}
     for candidate in candidates:
         id_scores = ranked(candidate.score(id_set.features).double().numpy())

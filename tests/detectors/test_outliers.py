@@ -1,4 +1,4 @@
-"""Training rows far longer than the others are found and treated as asked; what is learned is finite."""
+"""Training rows far longer than the others are reported and can be dropped; what is learned is finite."""
 
 import copy
 import subprocess
@@ -9,25 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from oodles.detectors import DICE, KNN, MSP, Detector, Mahalanobis, OpenMax, fit_together, parse
-from oodles.detectors.outlier_rows import FACTOR, RowNorms, screen
-from oodles.errors import ArgumentError, DataError, FitWarning
+from oodles.detectors import DICE, KNN, MSP, Mahalanobis, drop_outliers, fit_together, parse
+from oodles.detectors.outliers import FACTOR, RowNorms
+from oodles.errors import DataError, FitWarning
 from oodles.features import Features, Head
-from oodles.guard import Guard
 from oodles.metrics import auroc
 from oodles.testing import example_features
 
-FOUND = (
-    r"1 of 300 training rows have norms of more than 100 times the median, the first is row 7; .*outlier_rows='drop'"
-)
 
-
-def poisoned(size: float = 1e30, row: int = 7) -> Features:
+def poisoned() -> Features:
     plain = example_features()
     embedding = plain.embedding.clone()
-    embedding[row] *= size
+    embedding[7] *= 1e30
     return Features(embedding, labels=plain.labels, head=plain.head)
 
 
@@ -70,9 +64,8 @@ def test_heavy_tails_are_no_outliers():
 
 @pytest.mark.parametrize("name", ["train", "test", "textures", "svhn"])
 def test_no_row_of_a_real_network_is_an_outlier(name):
-    rows = RowNorms()
-    rows.add(Features.load(str(files("oodles") / "demo_pack" / name)), ["embedding", "logits"])
-    assert rows.outliers().tolist() == []
+    features = Features.load(str(files("oodles") / "demo_pack" / name))
+    assert drop_outliers(features) is features
 
 
 def test_every_column_that_is_learned_from_counts():
@@ -83,42 +76,24 @@ def test_every_column_that_is_learned_from_counts():
     assert warned(lambda: DICE().fit(features)) == []
     (message,) = warned(lambda: Mahalanobis(layers=["a"]).fit(features))
     assert "1 of 20" in message
-    assert "row 4" in message
+    assert len(drop_outliers(features)) == 19
 
 
 # What is done -------------------------------------------------------------------------------------
 
 
 def test_a_fit_warns_once_whatever_the_number_of_detectors():
-    with pytest.warns(FitWarning, match=FOUND):
+    with pytest.warns(FitWarning, match=r"1 of 300 training rows .*drop_outliers\(features\)"):
         DICE().fit(poisoned())
     assert len(warned(lambda: fit_together([DICE(), KNN(), parse("vim"), MSP()], poisoned()))) == 1
     assert warned(lambda: DICE().fit(example_features())) == []
-    assert warned(lambda: DICE().fit(poisoned(), outlier_rows="ignore")) == []
-
-
-def test_raise_raises_before_anything_is_learned():
-    detector = DICE()
-    with pytest.raises(DataError, match=FOUND):
-        detector.fit(poisoned(), outlier_rows="raise")
-    assert not detector.fitted
-    detector.fit(example_features(), outlier_rows="raise")
-
-
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-@pytest.mark.parametrize("spec", ["mahalanobis", "vim", "default", "dice(0.9)+energy"])
-def test_drop_learns_from_the_other_rows_alone(spec):
-    plain = example_features()
-    others = plain[[row for row in range(300) if row != 7]]
-    dropped = parse(spec).fit(poisoned(), outlier_rows="drop").score(plain)
-    assert torch.equal(dropped, parse(spec).fit(others).score(plain))
 
 
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
 def test_dropping_restores_what_one_row_ruined():
     train, same = poisoned(), example_features()
     others = Features(example_features(seed=1).embedding.flip(1), head=train.head)
-    ruined, kept = (Mahalanobis().fit(train, outlier_rows=each) for each in ("ignore", "drop"))
+    ruined, kept = Mahalanobis().fit(train), Mahalanobis().fit(drop_outliers(train))
     assert auroc(ruined.score(same), ruined.score(others)) < 0.8
     assert auroc(kept.score(same), kept.score(others)) > 0.99
 
@@ -126,42 +101,20 @@ def test_dropping_restores_what_one_row_ruined():
 def test_dropping_reads_a_store_in_parts(tmp_path):
     poisoned().save(tmp_path / "features")
     stored = Features.load(tmp_path / "features")
-    left = screen(stored, ["embedding"], "drop")
-    assert len(left) == 299
+    left = drop_outliers(stored)
     assert left.labels.tolist() == [label for row, label in enumerate(stored.labels.tolist()) if row != 7]
-    assert screen(example_features(), ["embedding"], "drop").width == 24
+    assert torch.equal(left.embedding, stored.embedding[[row for row in range(300) if row != 7]])
 
 
 def test_partial_fits_and_merged_ones_warn_when_they_finish():
     whole = poisoned()
     first, second = DICE().partial_fit(whole[100:]), DICE().partial_fit(whole[:100])
-    with pytest.warns(FitWarning, match="1 of 300 .* the first is row 207;"):
+    with pytest.warns(FitWarning, match="1 of 300 "):
         copy.deepcopy(first).merge(second).finish()
     assert warned(lambda: first.finish()) == []
-    with pytest.warns(FitWarning, match="1 of 100 .* the first is row 7;"):
+    with pytest.warns(FitWarning, match="1 of 100 "):
         second.finish()
     assert warned(lambda: second.fit(example_features())) == [], "an earlier fit does not count"
-
-
-@pytest.mark.parametrize("policy", ["keep", "", None])
-def test_unknown_policies_are_refused(policy):
-    with pytest.raises(ArgumentError, match="must be one of warn, drop, raise, ignore"):
-        DICE().fit(example_features(), outlier_rows=policy)
-
-
-def test_a_guard_drops_rows_before_it_sets_any_aside():
-    plain = poisoned(1e12)
-    head = plain.head
-    last = nn.Linear(24, 5)
-    last.load_state_dict(head.tensors())
-    model = nn.Sequential(nn.Flatten(), last)
-    train = [(plain.embedding, plain.labels)]
-    with pytest.warns(FitWarning, match=FOUND):
-        Guard.fit(model, train, detector="dice(0.5)")
-    with pytest.raises(DataError, match=FOUND):
-        Guard.fit(model, train, detector="dice(0.5)", outlier_rows="raise")
-    guard = Guard.fit(model, train, detector="dice(0.5)", outlier_rows="drop")
-    assert guard.threshold.calibration_size == int(0.2 * 299)
 
 
 # What is learned ----------------------------------------------------------------------------------
@@ -176,12 +129,10 @@ def test_values_that_are_not_finite_are_not_learned(spec, value):
     embedding[3:9, 2] = value
     broken = Features.unvalidated({"embedding": embedding, "logits": plain.logits, "labels": plain.labels}, plain.head)
     detector = parse(spec)
-    with pytest.raises(
-        DataError, match=r"learned values that are not finite \(.*outlier_rows='drop'|6 of 300 rows contain NaN"
-    ):
+    with pytest.raises(DataError, match=r"not finite \(.*drop_outliers|6 of 300 rows contain NaN"):
         detector.fit(broken)
     assert not detector.fitted
-    detector.fit(broken, outlier_rows="drop")
+    assert len(drop_outliers(broken)) == 294
 
 
 def test_rows_too_large_for_the_detector_are_refused():
@@ -192,19 +143,10 @@ def test_rows_too_large_for_the_detector_are_refused():
         parse("fdbd").fit(Features(rows, head=head))
 
 
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-def test_openmax_has_finite_values_for_classes_without_rows():
-    plain = example_features(40)
-    labels = torch.zeros_like(plain.labels)
-    detector: Detector = OpenMax().fit(Features(logits=plain.logits, labels=labels))
-    assert all(torch.isfinite(buffer).all() for buffer in detector.buffers())
-    assert torch.isfinite(detector.score(plain)).all()
-
-
 MANY_BATCHES = """
 import torch
 from benchmarks.memory import own_memory
-from oodles.detectors.outlier_rows import RowNorms
+from oodles.detectors.outliers import RowNorms
 from oodles.features import Features
 rows, norms = torch.rand(1024, 2048).half(), RowNorms()
 norms.add(Features(rows), ["embedding"])
