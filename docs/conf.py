@@ -1,4 +1,4 @@
-"""Sphinx configuration of the documentation site; ``make docs`` builds it, ``make docs-quick`` without the examples."""
+"""Sphinx configuration of the site that ``make docs`` builds; ``OODLES_DOCS_QUICK=1`` leaves out the examples."""
 
 import os
 import sys

@@ -1,27 +1,25 @@
 """The benchmarks measure what they say, and ratios that must not get much worse have not."""
 
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import baselines, dice, metrics
-from benchmarks.data import example
-from benchmarks.detectors import compare
-from benchmarks.larger_than_memory import write_store
-from benchmarks.memory import peak_growth
-from benchmarks.page import Report, pivot, table
-from benchmarks.peers import linear
-from benchmarks.results import Row, cost, from_record, speedup
-from benchmarks.timing import paired
 from oodles.detectors import DICE, GradNorm
 from oodles.features import Features
 from oodles.metrics import evaluate
-
-ROOT = Path(__file__).parents[1]
+from studies.bench import baselines, dice, metrics
+from studies.bench.detectors import compare
+from studies.bench.larger_than_memory import write_store
+from studies.bench.page import Report, pivot, table
+from studies.bench.peers import linear
+from studies.bench.results import Row, cost, from_record, speedup
+from studies.data import example
+from studies.memory import peak_growth
+from studies.pages import fill
+from studies.timing import paired
 
 # Gross regressions of ratios. The best third of the rounds counts, so that a busy machine fails nothing. --------------
 
@@ -125,7 +123,6 @@ def test_every_result_has_its_place_in_the_page(tmp_path: Path) -> None:
     report = Report(tmp_path / "performance.json")
     slow = Row("fit msp, 1k x 2, C=3", "MaxSoftmax", "speedup", 2.0, 1.0, 0.5, 0.4, 0.6, 3, 1.0)
     report.replace("detectors", [slow], minutes=1.0)
-    fill = runpy.run_path(str(ROOT / "tools" / "pages.py"))["fill"]
     text = fill("performance", **report.values())
     assert "| `msp` | MaxSoftmax | **0.50 (0.40 to 0.60)** |" in text
     assert "- detectors: fit msp, 1k x 2, C=3: 0.50 against MaxSoftmax, at least 1" in text

@@ -11,7 +11,6 @@ import zipfile
 from email import message_from_string
 from email.message import Message
 from fnmatch import fnmatch
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import chain
 from pathlib import Path
@@ -22,6 +21,7 @@ from support.images import write_image
 from support.installs import ROOT, build, environment_with, run, wheel_of_sdist
 
 import oodles
+from studies import third_party
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LICENCES = {"LICENSE", "THIRD_PARTY.md"}
@@ -114,20 +114,18 @@ def test_every_version_that_is_asked_for_is_pinned():
     assert names <= pins
 
 
-def test_notices_name_every_package_that_users_install(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    tool = import_module("write_third_party")
+def test_notices_name_every_package_that_users_install():
     page = (ROOT / "THIRD_PARTY.md").read_text()
     prose, _, _ = (ROOT / "docs" / "templates" / "third-party.md").read_text().partition("{packages}")
-    assert page.startswith(prose), "run make third-party"
+    assert page.startswith(prose), "run make study NAME=third_party"
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.removeprefix(prose).splitlines()]
     listed = {name: (set(extras.split(", ")), licence) for name, extras, licence in rows}
-    for extra in tool.EXTRAS:
-        for need in map(tool.plain, tool.direct(extra)):
-            assert extra in listed[need][0] or listed[need][0] == {""}, f"{need} of {extra!r}: run make third-party"
+    for extra in third_party.EXTRAS:
+        for need in map(third_party.plain, third_party.direct(extra)):
+            assert extra in listed[need][0] or listed[need][0] == {""}, f"{need}: run make study NAME=third_party"
     installed = [name for name in listed if find_distribution(name)]
     assert len(installed) > 30
-    assert {name: tool.licence(distribution(name)) for name in installed} == {n: listed[n][1] for n in installed}
+    assert {name: third_party.licence(distribution(name)) for name in installed} == {n: listed[n][1] for n in installed}
 
 
 def find_distribution(name: str) -> bool:

@@ -1,26 +1,16 @@
 """Numbers that a page takes from another page are the numbers there."""
 
-import sys
 from pathlib import Path
 
-import pytest
-
 from oodles.detectors.registry import BUILT_IN
+from studies import choice
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-
-
-@pytest.mark.usefixtures("tools")
 def test_costs_and_results_of_detectors_are_those_that_were_measured() -> None:
-    import write_choice
-
     page = (ROOT / "docs" / "choose-a-detector.md").read_text()
-    assert page == write_choice.page(), "run make choice"
+    assert page == choice.page(), "run make study NAME=choice"
 
 
 def test_every_detector_has_a_formula_and_a_reference() -> None:

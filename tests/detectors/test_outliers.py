@@ -145,7 +145,7 @@ def test_rows_too_large_for_the_detector_are_refused():
 
 MANY_BATCHES = """
 import torch
-from benchmarks.memory import own_memory
+from studies.memory import own_memory
 from oodles.detectors.outliers import RowNorms
 from oodles.features import Features
 rows, norms = torch.rand(1024, 2048).half(), RowNorms()

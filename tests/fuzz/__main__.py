@@ -40,7 +40,7 @@ def main() -> None:
         print(f"{name}: {dict(results[name])}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     print(table(results))
     if given.write_page:
-        from tools.pages import DOCS, write_page
+        from studies.pages import DOCS, write_page
 
         elapsed = (time.monotonic() - begin) / 60
         write_page("reliability", **complete((DOCS / "reliability.md").read_text(), results, elapsed, given.seed))

@@ -1,0 +1,64 @@
+"""Write ``docs/choose-a-detector.md`` from what other pages have measured."""
+
+import re
+from string import Formatter
+
+from studies.pages import DOCS, fill, write_page
+
+SPECS = {
+    "ash_s": "ash_s(90)",
+    "chain": "react(97)+scale(65)+dice(0.05)",
+    "dice": "dice(0.9)",
+    "react90": "react(90)",
+    "scale": "scale(85)",
+    "vra": "vra(60)",
+}
+"""The names of placeholders that are not those of detectors."""
+STUDY = {"relu": "Compared with single detectors at their published settings", "signed": "Signed embeddings"}
+
+
+def main() -> None:
+    """Read the tables and write the page."""
+    write_page("choose-a-detector", **values())
+
+
+def page() -> str:
+    """The page as it should be."""
+    return fill("choose-a-detector", **values())
+
+
+def values() -> dict[str, str]:
+    """The value of every placeholder in the template."""
+    costs = _table("detectors", "Needs and costs")
+    averages = {kind: _table("default-detector", heading) for kind, heading in STUDY.items()}
+    found: dict[str, str] = {}
+    for name in _placeholders():
+        if name in ("best_relu", "best_relu_value"):
+            singles = {spec: row for spec, row in averages["relu"].items() if spec != "default"}
+            best = min(singles, key=lambda spec: float(singles[spec]["average"]))
+            found |= {"best_relu": f"`{best}`", "best_relu_value": singles[best]["average"]}
+            continue
+        key, _, column = name.rpartition("_")
+        spec = SPECS.get(key, key)
+        found[name] = costs[spec][column] if column in ("fit", "score") else averages[column][spec]["average"]
+    return found
+
+
+def _placeholders() -> set[str]:
+    text = (DOCS / "templates" / "choose-a-detector.md").read_text()
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
+
+
+def _table(page: str, heading: str) -> dict[str, dict[str, str]]:
+    """The first table under a heading: its rows by the detector in their first cell, each by the names of columns."""
+    text = (DOCS / f"{page}.md").read_text().partition(f"## {heading}\n")[2]
+    lines = [
+        line.strip("| ").split(" | ") for line in re.findall(r"^\|.*\|$", text.partition("\n## ")[0], re.MULTILINE)
+    ]
+    header, _, *rows = lines
+    header = header if len(header) == len(rows[0]) else ["", *header]
+    return {_spec(row[0]): dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)}
+
+
+def _spec(cell: str) -> str:
+    return cell.strip("`* ").removesuffix("+energy")

@@ -1,0 +1,45 @@
+"""The studies fit the package: each can be imported, and mutants that were explained still exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from studies import mutants
+from studies.__main__ import summaries
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_studies_import_only_what_the_package_has() -> None:
+    names = [name for name in summaries() if name != "scale"]  # needs Ray
+    code = "\n".join(f"import studies.{name}" for name in names)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_studies_are_listed_and_take_options() -> None:
+    def study(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "studies", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert all(name in study().stdout for name in ("reproduction", "bench"))
+    assert "--limit" in study("openood", "--help").stdout
+    unknown = study("nothing")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "reproduction" in unknown.stderr
+
+
+def test_mutants_are_changes_of_one_expression() -> None:
+    source = "def f(a: int = 1) -> bool:\n    return not a < 2 and f'{a + 1}'\n"
+    assert [mutant.change for mutant in mutants.mutants("x.py", source)] == [
+        "a: int=1 → a: int=2",
+        "return not a < 2 and f'{a + 1}' → return None",
+        "not a < 2 and f'{a + 1}' → not a < 2 or f'{a + 1}'",
+        "not a < 2 → a < 2",
+        "a < 2 → a <= 2",
+        "a < 2 → a >= 2",
+        "a < 2 → a < 3",
+    ]
+    sources = {module: (mutants.SOURCE / module).read_text() for module in mutants.TESTS}
+    existing = {mutant.key for module, text in sources.items() for mutant in mutants.mutants(module, text)}
+    assert set(mutants.explained()) <= existing, "run make study NAME=mutants"
