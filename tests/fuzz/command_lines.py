@@ -237,7 +237,6 @@ def bases(user: Path, place: Path) -> list[list[str]]:
             "--state",
             place / "state.json",
         ],
-        ["monitor", "--write-rules", place / "rules.yml", "--guard", "photos"],
         ["select", train, "--held-out", test, "--count", "3", "--detector", "msp", "--detector", "knn(3)", *network],
         ["select-p", train, "--held-out", test, "--noise", "3", *network],
         ["train", MODEL, "--data", train, "--out", place / "run", "--epochs", "1", "--batch-size", "8", *SIZE],

@@ -145,3 +145,14 @@ def test_what_kubernetes_asks_is_answered(guards, tmp_path):
         assert server.get(path).status == 200
         assert server.score(photo()).status == 401
         assert server.score(photo(), "", {**AUTHORISED, **JPEG}).status == 200
+
+
+def test_rules_for_prometheus_are_about_exported_metrics(server):
+    (group,) = yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yaml").read_text())["groups"]
+    assert server.score(photo(), "?guard=images").status == 200  # the monitor's metrics have values
+    exported = server.get("/metrics").body.decode()
+    for rule in group["rules"]:
+        assert {"alert", "expr", "labels", "annotations"} <= {*rule}
+        assert [rule["expr"].count(each) for each in "([{"] == [rule["expr"].count(each) for each in ")]}"]
+        for name in re.findall(r"oodles_\w+", rule["expr"]):
+            assert f"\n{name}{{" in exported, name

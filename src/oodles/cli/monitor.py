@@ -1,44 +1,32 @@
 """``oodles monitor``."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from oodles.cli.checks import check_guard, check_number
+from oodles.cli.checks import check_guard
 from oodles.cli.common import CHECK_FAILED, JsonOption, KeyOption, notice, say
 from oodles.cli.guards import is_exported_guard, load_saved
-from oodles.deploy.results.rows import FORMATS
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
     from oodles.calibration import Threshold
-    from oodles.monitor import AlertRule, Monitor, Webhook
+    from oodles.monitor import Monitor
 
 # the defaults of oodles.monitor, which is imported when the command runs
 EVERY, MINIMUM, COOLDOWN, ERROR, WINDOW = 1_000_000, 100, 10_000, 0.01, 200
-MAX_WINDOWS = 150  # of a chart whose window was not given
 
 
 def monitor(
     results: Annotated[
-        list[Path] | None,
-        Argument(
-            metavar="[RESULTS]...",
-            help="Files of oodles score (.jsonl, .csv, .parquet), in the order in which the inputs came.",
-            show_default=False,
-        ),
-    ] = None,
-    guard: Annotated[
-        str | None,
-        Option(
-            help="The guard that scored them: exported, or a folder made by oodles fit. With --write-rules: the name "
-            "of a guard of the service. Default there: all."
-        ),
-    ] = None,
+        list[Path],
+        Argument(help="Files of oodles score (.jsonl, .csv, .parquet), in the order in which the inputs came."),
+    ],
+    guard: Annotated[Path, Option(help="The guard that scored them: exported, or a folder made by oodles fit.")],
     out: Annotated[Path | None, Option(help="Draw the chart: .png, .svg or .pdf.")] = None,
     state: Annotated[
         Path | None,
@@ -70,12 +58,6 @@ def monitor(
         Option("--check", help="Exit with code 3 if there was an alarm, or if all inputs together differ."),
     ] = False,
     webhook: Annotated[str | None, Option(help="Send each alarm as JSON to this address, http:// or https://.")] = None,
-    write_rules: Annotated[
-        Path | None,
-        Option(
-            help="Write alert rules for Prometheus, about the metrics of oodles serve, to this file and do no more."
-        ),
-    ] = None,
     as_json: JsonOption = False,
     key: KeyOption = None,
 ) -> None:
@@ -89,27 +71,41 @@ def monitor(
 
     Example: oodles monitor monday.jsonl tuesday.jsonl --guard guard.zip --out chart.png --check
     """
-    paths = results or []
-    if write_rules is not None:
-        replaying = (paths, out, state, reference, webhook, check, as_json, key, window)
-        _write_rules(write_rules, guard, any(replaying), minimum)
-        return
-    _check_paths(paths, guard, out, state, reference)
-    check_number("--window", window, most=10**6)
-
+    for name, written in (("--out", out), ("--state", state)):
+        if written is not None and written.is_dir():
+            raise ArgumentError(f"{name} {written} is a folder; give the name of a file")
     from oodles.monitor import AlertRule, Webhook
+    from oodles.monitor.replay import open_monitor, replay
 
+    if out is not None:
+        from oodles.plots import check_picture, save_figure
+
+        check_picture(out)
     given = {"false_alarm_every": false_alarm_every, "minimum": minimum, "cooldown": cooldown, "error": error}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     rule = AlertRule(**changes) if changes else None  # that of the state, or the usual one
     sender = None if webhook is None else Webhook(webhook, lambda text: notice(text, "[yellow]warning[/yellow]"))
-    watched = _open(paths, Path(guard or ""), state, reference, rule, window, key)
-    _replay(watched, paths, sender, Path(guard or "").name)
+    threshold, classes, identity = _guard(guard, key)
+    watched = open_monitor(
+        results,
+        threshold,
+        classes=classes,
+        guard=identity,
+        state=state,
+        reference=reference,
+        rule=rule,
+        window=window,
+    )
+    for alert in (alert for path in results for alert in replay(watched, path)):
+        notice(f"at input {alert.since:,}: {alert.message}", "[bold red]alarm[/bold red]")
+        if sender is not None:
+            sender.send(alert, guard.name)
+    if sender is not None:
+        sender.wait()
     if state is not None:
         watched.save(state)
     if out is not None:
         from oodles.monitor.chart import draw
-        from oodles.plots import save_figure
 
         save_figure(draw(watched), out)
     _print(watched, as_json, out)
@@ -119,78 +115,10 @@ def monitor(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _write_rules(path: Path, guard: str | None, replaying: bool, minimum: int | None) -> None:
-    if replaying:
-        raise ArgumentError("--write-rules writes a file for Prometheus and reads no results; give only --guard NAME")
-    if path.is_dir():
-        raise ArgumentError(f"--write-rules {path} is a folder; give the name of a file, such as oodles.rules.yml")
-    check_number("--minimum", minimum)
-
-    from oodles.monitor.prometheus import write_rules
-
-    write_rules(path, guard, minimum=MINIMUM if minimum is None else minimum)
-    notice(f"alert rules written to {path}; name it under rule_files in Prometheus")
-
-
-def _check_paths(
-    results: Sequence[Path], guard: str | None, out: Path | None, state: Path | None, reference: Path | None
-) -> None:
-    if not results:
-        raise ArgumentError("oodles monitor needs results; give files that oodles score wrote, in order")
-    if guard is None:
-        raise ArgumentError("oodles monitor needs the guard that scored the inputs; give it with --guard")
-
-    from oodles.deploy.results.reading import check_regular
-
-    for path in [*results, *filter(None, [reference])]:
-        if path.suffix.lower() not in FORMATS:
-            raise ArgumentError(f"{path} must end in {', '.join(FORMATS)}; give files that oodles score wrote")
-        check_regular(path)
-    if not is_exported_guard(Path(guard)):
-        check_guard(Path(guard))
-    for name, written in (("--out", out), ("--state", state)):
-        if written is not None and written.is_dir():
-            raise ArgumentError(f"{name} {written} is a folder; give the name of a file")
-    if out is not None:
-        from oodles.plots import check_picture
-
-        check_picture(out)
-
-
-def _open(
-    results: Sequence[Path],
-    guard: Path,
-    state: Path | None,
-    reference: Path | None,
-    rule: "AlertRule | None",
-    window: int | None,
-    key: Path | None,
-) -> "Monitor":
-    """A monitor for the guard, new or continued."""
-    from oodles.deploy.results.reading import read_rows
-    from oodles.monitor import Monitor
-    from oodles.monitor.replay import count_classes
-
-    threshold, classes, identity = _guard(guard, key)
-    for path in results:
-        _check_job(path, identity)
-    counts = None if reference is None else count_classes(read_rows(reference))
-    if state is not None and state.exists():
-        known = Monitor.load(
-            state, threshold=threshold, classes=classes, guard=identity, rule=rule, class_counts=counts
-        )
-        if window is not None and window != known.window:
-            raise ArgumentError(f"--window {window}: {state} has windows of {known.window}; leave it out")
-        return known
-    size = window
-    if size is None:
-        size = WINDOW if state is not None else max(WINDOW, -(-sum(map(_count_rows, results)) // MAX_WINDOWS))
-    return Monitor(threshold, classes=classes, guard=identity, rule=rule, window=size, class_counts=counts)
-
-
 def _guard(guard: Path, key: Path | None) -> "tuple[Threshold, tuple[str, ...], str]":
     """Threshold, names of the classes and identity of a guard; its model is not needed."""
     if not is_exported_guard(guard):
+        check_guard(guard)
         saved = load_saved(guard, key)
         return saved.threshold, saved.class_names, saved.identity
     if key is not None:
@@ -200,38 +128,6 @@ def _guard(guard: Path, key: Path | None) -> "tuple[Threshold, tuple[str, ...], 
 
     artefact = read_artefact(guard)
     return threshold_of(artefact), tuple(artefact.record["class_names"]), artefact.identity
-
-
-def _check_job(path: Path, identity: str) -> None:
-    """Raise if results say that another guard made them."""
-    from oodles.deploy.results.jobs import job_path, read_job
-
-    if job_path(path).is_file() and read_job(path)[0].guard != identity:
-        raise DataError(
-            f"{path} was made with another guard, or with another threshold of this one; give the guard that scored it"
-        )
-
-
-def _count_rows(path: Path) -> int:
-    """How many rows a file has, without understanding them."""
-    if path.suffix.lower() == ".parquet":
-        from oodles.deploy.results.reading import read_rows
-
-        return sum(1 for _ in read_rows(path))
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def _replay(watched: "Monitor", paths: Sequence[Path], sender: "Webhook | None", name: str) -> None:
-    from oodles.monitor.replay import replay
-
-    for path in paths:
-        for alert in replay(watched, path):
-            notice(f"at input {alert.since:,}: {alert.message}", "[bold red]alarm[/bold red]")
-            if sender is not None:
-                sender.send(alert, name)
-    if sender is not None:
-        sender.wait()
 
 
 def _print(watched: "Monitor", as_json: bool, out: Path | None) -> None:

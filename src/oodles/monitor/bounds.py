@@ -11,7 +11,7 @@ from oodles.calibration import Threshold, threshold_rank
 
 Floats = npt.NDArray[np.float64]
 
-LARGEST = 10**6  # calibration size beyond which a bound hardly improves: its sums have up to that many terms
+MAX_SIZE = 10**6  # calibration size beyond which a bound hardly improves: its sums have up to that many terms
 TAIL = 0.00135  # of each side of a window's limits, as of three standard deviations
 
 
@@ -41,7 +41,7 @@ class CalibratedRate:
         size = threshold.calibration_size if scores is None else len(scores)
         rank = threshold_rank(threshold.calibration_size, threshold.id_rate)
         if scores is None:
-            capped = min(size, LARGEST)
+            capped = min(size, MAX_SIZE)
             return cls(max(1, threshold_rank(capped, threshold.id_rate)), capped)
         if not (size == threshold.calibration_size and 1 <= rank <= size and scores[rank - 1] == threshold.value):
             rank = 1 + int(np.searchsorted(scores, threshold.value, side="left"))

@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 
 EXCESS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the inputs beyond the bound, that an alternative assumes have the event
 SMALL_P = (0.05, 0.1, 0.2, 0.35, 0.5)  # p-values at most this are events
-LARGEST = 1e280  # of an e-detector: a smaller value is still one, and does not overflow
+MAX_VALUE = 1e280  # of an e-detector: a smaller value is still one, and does not overflow
 CHUNK = 64
 
 
@@ -88,7 +88,7 @@ def detect(values: Floats, factors: Floats, out: Floats) -> Floats:
     """The e-detectors of all bets, ``(..., bets)``, after one more input, written to ``out``."""
     np.add(values, 1, out=out)
     np.multiply(out, factors, out=out)
-    return np.minimum(out, LARGEST, out=out)
+    return np.minimum(out, MAX_VALUE, out=out)
 
 
 class Evidence:
@@ -153,7 +153,7 @@ class Evidence:
         for other in others:
             self.inputs += other.inputs
             self.counts = self.counts + other.counts
-            self.values = np.minimum(self.values + other.values, LARGEST)
+            self.values = np.minimum(self.values + other.values, MAX_VALUE)
             self.since += other.since
         if others and len(self.bets):
             self.best = max(0.0, float(self.bets.log_wealth(self.inputs, self.counts)))

@@ -11,12 +11,11 @@ import numpy.typing as npt
 
 from oodles.calibration import Threshold
 from oodles.errors import ArgumentError, DataError, FileError
+from oodles.monitor.alerts import Alert, AlertRule
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
-from oodles.monitor.distributions import ClassCounts, ScoreHistogram
 from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
 from oodles.monitor.record import KIND, MAX_ALERTS, SCHEMA, MonitorFields
-from oodles.monitor.rules import Alert, AlertRule
-from oodles.monitor.windows import MAX_WINDOW, Window, Windows
+from oodles.monitor.summaries import MAX_WINDOW, ClassCounts, ScoreHistogram, Window, Windows
 from oodles.records.files import read_record, write_record
 
 REJECTIONS, P_VALUES = "rejections", "p_values"

@@ -2,20 +2,57 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from oodles.calibration import Threshold
+from oodles.deploy.results.jobs import job_path, read_job
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import Row
-from oodles.errors import DataError
-from oodles.monitor.monitor import Monitor
-from oodles.monitor.rules import Alert
+from oodles.errors import ArgumentError, DataError
+from oodles.monitor.alerts import Alert, AlertRule
+from oodles.monitor.monitor import WINDOW, Monitor
 
 BATCH = 1024
+MAX_WINDOWS = 150  # of a chart whose window was not given
 CLOSE = 1e-5  # scores this close to the threshold, relatively, may have been decided either way
+
+
+def open_monitor(
+    results: Sequence[Path],
+    threshold: Threshold,
+    *,
+    classes: Sequence[str],
+    guard: str,
+    state: Path | None = None,
+    reference: Path | None = None,
+    rule: AlertRule | None = None,
+    window: int | None = None,
+) -> Monitor:
+    """Make the monitor for some files of results, or continue from ``state``; raises if a file cannot be read.
+
+    ``guard`` is the identity of the guard that scored them, and ``reference`` a file of results on the calibration
+    images. Without a ``window`` it is chosen so that all inputs fit into a chart.
+    """
+    for path in results:
+        if job_path(path).is_file() and read_job(path)[0].guard != guard:
+            raise DataError(
+                f"{path} was made with another guard, or with another threshold of this one; give the guard that "
+                "scored it"
+            )
+    inputs = sum(1 for path in results for _ in read_rows(path))
+    counts = None if reference is None else _count_classes(read_rows(reference))
+    if state is not None and state.exists():
+        known = Monitor.load(state, threshold=threshold, classes=classes, guard=guard, rule=rule, class_counts=counts)
+        if window not in (None, known.window):
+            raise ArgumentError(f"window {window}: {state} has windows of {known.window}; leave it out")
+        return known
+    if window is None:
+        window = WINDOW if state is not None else max(WINDOW, -(-inputs // MAX_WINDOWS))
+    return Monitor(threshold, classes=classes, guard=guard, rule=rule, window=window, class_counts=counts)
 
 
 def replay(monitor: Monitor, path: Path) -> Iterator[Alert]:
@@ -36,7 +73,7 @@ def replay(monitor: Monitor, path: Path) -> Iterator[Alert]:
         )
 
 
-def count_classes(rows: Iterable[Row]) -> Counter[int]:
+def _count_classes(rows: Iterable[Row]) -> Counter[int]:
     """How often each class was predicted."""
     return Counter(row.label for row in rows if row.error is None and row.label is not None)
 

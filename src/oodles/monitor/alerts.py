@@ -1,17 +1,72 @@
-"""Alarms as JSON to a web address."""
+"""When a monitor raises an alarm, what the alarm says, and a web address that it is sent to."""
 
 import json
 import threading
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from oodles.errors import ArgumentError
-from oodles.monitor.rules import Alert
-from oodles.records.text import printable
+from msgspec import Meta
 
-SECONDS = 10.0
+from oodles.errors import ArgumentError
+from oodles.records.text import first_line, printable
+
+MAX_INPUTS = 10**15
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """How many false alarms are acceptable, and how often an alarm may be repeated.
+
+    ``false_alarm_every``: as long as inputs are like the calibration set, the expected number of alarms in N inputs is
+    at most ``N / false_alarm_every``, for every N. ``minimum``: no alarm before this many inputs since the start or
+    since the last alarm. ``cooldown``: an alarm stands until this many inputs have passed without new evidence, and
+    meanwhile no other is raised. ``error``: the probability, over the calibration set, with which these promises may
+    fail; the test of the whole stream is wrong with at most this probability too.
+
+    A smaller ``error`` and a larger ``false_alarm_every`` make alarms later.
+
+    >>> AlertRule(false_alarm_every=100_000)
+    AlertRule(false_alarm_every=100000, minimum=100, cooldown=10000, error=0.01)
+    """
+
+    false_alarm_every: int = 1_000_000
+    minimum: int = 100
+    cooldown: int = 10_000
+    error: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, least in (("false_alarm_every", 1), ("minimum", 1), ("cooldown", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INPUTS:
+                raise ArgumentError(f"{name}={value!r} must be a whole number of inputs from {least} to {MAX_INPUTS:,}")
+        if not isinstance(self.error, float) or not 1e-9 <= self.error <= 0.5:
+            raise ArgumentError(
+                f"error={self.error!r} must lie between 1e-9 and 0.5; it is a probability, such as 0.01"
+            )
+
+    def as_record(self) -> dict[str, Any]:
+        """The rule as plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alarm when it was raised: after how many inputs, which evidence was too large, and a sentence on it.
+
+    >>> Alert("rejections", 2797, "more inputs are rejected than the calibration set explains").since
+    2797
+    """
+
+    kind: Annotated[str, Meta(pattern="^(rejections|p_values)$")]
+    since: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    message: Annotated[str, Meta(max_length=300)]
+
+    def as_record(self) -> dict[str, Any]:
+        """The alarm as plain values, for JSON."""
+        return asdict(self)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -32,7 +87,7 @@ class Webhook:
     oodles.errors.ArgumentError: a webhook is an address that begins with http:// or https://, got 'ftp://example.org'
     """
 
-    def __init__(self, url: str, report: Callable[[str], object], *, seconds: float = SECONDS) -> None:
+    def __init__(self, url: str, report: Callable[[str], object], *, seconds: float = 10.0) -> None:
         try:
             parts = urlsplit(url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isascii() and url.isprintable()
@@ -66,6 +121,6 @@ class Webhook:
                 pass
         except Exception as error:  # whatever it is, the stream goes on
             if self._failed.acquire(blocking=False):
-                reason = printable(str(error) or type(error).__name__)[:200]
+                reason = printable(first_line(error))[:200]
                 host = urlsplit(self.url).hostname
                 self._report(f"the alarm could not be sent to {host}: {reason}; later failures are not reported")

@@ -1,22 +1,81 @@
-"""Scores and predicted classes of a stream beside those of the calibration set."""
+"""What is remembered of a stream beside its evidence: the last windows, scores and predicted classes."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
+from oodles.monitor.bounds import CalibratedRate
+from oodles.monitor.evidence import Bools, Floats
 from oodles.records.text import printable
 
 Array = npt.NDArray[Any]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Value = Annotated[float, Meta(ge=0, le=1e300)]
 
+MAX_WINDOW, MAX_WINDOWS = 10**6, 200
 BINS = 20
 MAX_CLASSES = 10_000  # different labels that are counted one by one; a model has no more, but data may
 MAX_SHOWN = 100
 OTHERS = -1
 LIMIT = 0.0027  # probability that a distance between samples of one distribution is above its limit, looked at once
+
+
+class Window(NamedTuple):
+    """Counts of consecutive inputs, and the largest value of each e-detector among them, to four digits."""
+
+    inputs: Annotated[int, Meta(ge=1, lt=1 << 62)] = 0
+    rejected: Count = 0
+    rejections: Value = 0.0
+    p_values: Value = 0.0
+
+    def __add__(self, other: "Window") -> "Window":  # type: ignore[override]  # not as tuples are added
+        """The window of both."""
+        inputs, rejected = self.inputs + other.inputs, self.rejected + other.rejected
+        return Window(inputs, rejected, max(self.rejections, other.rejections), max(self.p_values, other.p_values))
+
+
+@dataclass
+class Windows:
+    """Windows of ``size`` inputs, oldest first, at most 200: then the oldest is forgotten."""
+
+    size: int
+    kept: list[Window]
+
+    def observe(self, rejected: Bools, rejections: Floats, p_values: Floats) -> None:
+        """Take inputs into account, with each e-detector after each input."""
+        start = 0
+        while start < len(rejected):
+            if not self.kept or self.kept[-1].inputs >= self.size:
+                self.kept = [*self.kept[1 - MAX_WINDOWS :], Window()]
+            part = slice(start, start + self.size - self.kept[-1].inputs)
+            peaks = [float(f"{each[part].max():.4g}") for each in (rejections, p_values)]
+            self.kept[-1] += Window(len(rejected[part]), int(np.count_nonzero(rejected[part])), *peaks)
+            start = part.stop
+
+    def add(self, others: Sequence["Windows"]) -> None:
+        """Add windows of other parts of the same stream, the last to the last: there are no times to go by."""
+        for other in others:
+            longer, shorter = sorted((self.kept, other.kept), key=len, reverse=True)
+            aligned = [Window()] * (len(longer) - len(shorter)) + shorter
+            self.kept = [one + two for one, two in zip(longer, aligned, strict=True)]
+
+    def as_records(self, inputs: int, rate: CalibratedRate) -> list[dict[str, Any]]:
+        """Each window with its first and last input, counted from 1, its rate and the limits of the rate."""
+        records: list[dict[str, Any]] = []
+        last = inputs
+        for window in reversed(self.kept):
+            low, high = rate.limits(window.inputs)
+            first = last - window.inputs + 1
+            share = window.rejected / window.inputs
+            records.insert(0, {"first": first, "last": last, "rate": share, "low": low, "high": high})
+            last = first - 1
+        return records
 
 
 class ScoreHistogram:
