@@ -1,32 +1,20 @@
-"""An experiment from images to tables: features are extracted once, then every table is computed from them."""
+"""The tables of an experiment: every set is extracted once, every detector is fitted once, for all tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import nn
-
-from oodles.bench.run import benchmark, evaluate_detectors
-from oodles.data.loaders import ImageLoader
-from oodles.data.readers import ImageSet
-from oodles.data.transforms import Transform
-from oodles.detectors import Detector, fit_together, parse
-from oodles.detectors.network_detector import layers_of, steps_of, tuning_summary
+from oodles.bench.openood import AUPR, compare_groups
+from oodles.bench.run import evaluate_detectors, name_detectors
+from oodles.bench.sets import ID_SETS, TEST, TRAIN, Source, fit_on_sets
+from oodles.bench.tables import View, compare, latex, markdown, rows_csv, rows_json, sweep_view
+from oodles.detectors import Detector
 from oodles.distributed.processes import current
-from oodles.errors import DataError
-from oodles.features import Features
 from oodles.metrics import Row
-from oodles.network.forward import HeadName
-from oodles.network.reuse import extract_each
-from oodles.network.wanted import Wanted
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
-from oodles.paper.tables import detectors_of
-from oodles.selection.tuning import MAX_IMAGES, tune
-from oodles.store import is_store
-
-ID_SETS = ("train", "test")
+from oodles.paper.tables import TABLES, detectors_of
+from oodles.records.files import write_bytes
 
 
 @dataclass
@@ -38,154 +26,81 @@ class Tables:
     accuracy: dict[str, float] = field(default_factory=dict)
 
     def all_rows(self) -> list[Row]:
-        """Every row once: those of the tables first, then those that only the sweep has."""
+        """Return every row once: those of the tables first, then those that only the sweep has."""
         once: dict[tuple[str, str, str], Row] = {}
         swept = (row for point in self.points for row in point.rows)
         for row in (*(row for table in self.rows.values() for row in table), *swept):
             once.setdefault((row.run, row.detector, row.ood_set), row)
         return list(once.values())
 
+    def views(
+        self,
+        id_set: str,
+        *,
+        paper: bool = False,
+        groups: Mapping[str, Sequence[str]],
+        published: bool = False,
+    ) -> dict[str, View]:
+        """Return each table; with ``groups``, OpenOOD's metrics, averaged over these groups of OOD sets.
 
-class Ready(NamedTuple):
-    """A detector that needs more of the network than plain features, fitted and tuned, and what it scores by set."""
-
-    detector: Detector
-    features: dict[str, Features]
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """How images become features: the transform, the model options and the store; ``tell`` receives messages.
-
-    A store is recognised by the sizes and times of the image files; with ``verify`` the images are read and compared.
-    """
-
-    transform: Transform
-    store: Path | None = None
-    limit: int | None = None
-    head: HeadName = None
-    device: torch.device | str | None = None
-    skip_bad: bool = False
-    tell: Callable[[str], None] = lambda _: None
-    verify: bool = False
-
-    def features(self, network: nn.Module, sets: Mapping[str, ImageSet]) -> dict[str, Features]:
-        """Features of every set; labels are kept for the ID sets only."""
-        return self.run(network, sets)[0]
-
-    def run(
-        self, network: nn.Module, sets: Mapping[str, ImageSet], deep: Sequence[Detector] = ()
-    ) -> tuple[dict[str, Features], list[Ready]]:
-        """Features of every set, and the detectors ``deep``, fitted and tuned, with what they need of the network.
-
-        An image passes through the network once for its features, the inner layers of all detectors and the gradients
-        of their input steps, and once more for each step.
+        ``paper`` adds the paper's numbers, ``published`` those of OpenOOD's leaderboard.
         """
-        found: dict[str, list[Features]] = {}
-        for name in sorted(sets, key=lambda name: name != "train"):  # the steps are known after fitting and tuning
-            images = sets[name].sample(self.limit)
-            steps = [() if name == "train" else steps_of([detector]) for detector in deep]
-            wanted = [Wanted(layers_of([detector]), each) for detector, each in zip(deep, steps, strict=True)]
-            found[name] = self._one(network, name, images, wanted)
-            if name == "train":
-                _fit(deep, found[name][1:])
-                self._tune(network, images, deep)
-        ready = [
-            Ready(detector, {name: parts[place] for name, parts in found.items()})
-            for place, detector in enumerate(deep, start=1)
-        ]
-        return {name: found[name][0] for name in sets}, ready
+        accuracy = ", ".join(f"{value:.2%}" for value in self.accuracy.values())
+        views = {}
+        for name, rows in self.rows.items():
+            what = "OpenOOD's metrics" if groups and name == "main" else TABLES[name]
+            title = f"{id_set} (accuracy {accuracy}): {what}"
+            if rows and groups:
+                views[name] = compare_groups(rows, groups, title=title, published=id_set if published else None)
+                views[f"{name}-aupr"] = compare_groups(rows, groups, AUPR, title=title)
+            elif rows:
+                views[name] = compare(rows, title=title, paper=id_set if paper else None)
+        if self.points:
+            title = f"{id_set}: {TABLES['sweep']}"
+            views["sweep"] = sweep_view(self.points, title=title, paper=id_set if paper else None)
+        return views
 
-    def _tune(self, network: nn.Module, images: ImageSet, detectors: Sequence[Detector]) -> None:
-        held_out = ImageLoader(images.sample(MAX_IMAGES), self.transform, skip_bad=self.skip_bad)
-        store = None if self.store is None else self.store / "tuning"
-        count = tune(detectors, network, held_out, store=store, **self._options())
-        for detector in detectors:
-            if tuning_summary(detector):
-                self.tell(f"{detector.spec}: {tuning_summary(detector)}, chosen on {count} ID images")
-
-    def _one(self, network: nn.Module, name: str, images: ImageSet, wanted: Sequence[Wanted]) -> list[Features]:
-        """Plain features of a set, then features with each of ``wanted``."""
-        whole = Wanted.union(wanted)
-        passes = f", with {len(whole.layers)} inner layers and {len(whole.steps)} input steps" if any(whole) else ""
-        self.tell(f"{name}: {len(images):,} images{passes}")
-        labelled = name in ID_SETS
-        loader = ImageLoader(images, self.transform, labels=labelled, skip_bad=self.skip_bad)
-        features = extract_each(
-            network,
-            loader,
-            [Wanted(), *wanted],
-            labels=labelled,
-            store=None if self.store is None else self.store / name,
-            note=images.name,
-            **self._options(),
-        )
-        if loader.bad:
-            self.tell(f"skipped: {loader.problem_summary()}")
-        return features
-
-    def _options(self) -> dict[str, Any]:
-        """What every extraction is given."""
-        return {
-            "head": self.head,
-            "device": self.device,
-            "preprocessing": self.transform.as_record(),
-            "verify": self.verify,
-            "processes": current(),
-        }
-
-
-def _fit(detectors: Sequence[Detector], rows: Sequence[Features]) -> None:
-    """Fit each detector on its features; those that have the same ones in one pass over them."""
-    for part in dict.fromkeys(rows):
-        fit_together([detector for detector, own in zip(detectors, rows, strict=True) if own is part], part)
+    def write(self, folder: Path, views: Mapping[str, View]) -> None:
+        """Write all rows as JSON and CSV, and each view as Markdown and LaTeX."""
+        texts = {"rows.json": rows_json(self.all_rows()), "rows.csv": rows_csv(self.all_rows())}
+        for name, view in views.items():
+            texts |= {f"{name}.md": markdown(view), f"{name}.tex": latex(view)}
+        for name, text in texts.items():
+            write_bytes(folder / name, text.encode())
 
 
 def run_tables(
     tables: Sequence[str],
-    features: Mapping[str, Features],
+    sets: Mapping[str, Source],
     *,
-    main: Sequence[str],
+    main: Sequence[str | Detector],
     p: float,
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
-    deep: Sequence[Ready] = (),
     into: Tables | None = None,
+    **options: Any,
 ) -> Tables:
-    """Every table from features of ``train``, ``test`` and OOD sets; ``into`` adds a run to earlier ones.
+    """Compute tables from ``train``, ``test`` and OOD sets; ``into`` adds a run to earlier ones.
 
-    ``deep`` are detectors that need more of the network, as :meth:`Extraction.run` gives them.
+    ``main`` are the detectors of the main table, ``p`` the sparsity of those of the others. The sets and ``options``
+    are those of :func:`oodles.bench.sets.fit_on_sets`.
     """
     result = into or Tables()
-    train, test = (features[name] for name in ID_SETS)
-    ood = {name: part for name, part in features.items() if name not in ID_SETS}
-    by_table = {table: [parse(spec).spec for spec in detectors_of(table, main, p)] for table in tables}
-    wanted = dict.fromkeys(spec for specs in by_table.values() for spec in specs)
-    fitted = {each.detector.spec: each for each in deep}
-    plain = [parse(spec) for spec in wanted if spec not in fitted]
-    rows = benchmark(plain, train=train, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
-    for spec, (detector, parts) in fitted.items():
-        outside = {name: parts[name] for name in ood}
-        rows += evaluate_detectors(
-            {spec: detector}, test=parts["test"], ood=outside, id_set=id_set, run=run, bootstrap=bootstrap
-        )
-    for table, specs in by_table.items():
+    by_table = {table: name_detectors(detectors_of(table, main, p)) for table in tables}
+    named = {name: detector for part in reversed(by_table.values()) for name, detector in part.items()}
+    features = fit_on_sets(list(named.values()), sets, **options)
+    if current().rank:
+        return result
+    rows = evaluate_detectors(named, features, id_set=id_set, run=run, bootstrap=bootstrap)
+    plain = {name: parts[None] for name, parts in features.items()}
+    ood = {name: part for name, part in plain.items() if name not in ID_SETS}
+    for table, part in by_table.items():
         if table == "sweep":
-            result.points += sweep(SWEEP_GRID, train=train, test=test, ood=ood, id_set=id_set, run=run)
+            result.points += sweep(SWEEP_GRID, train=plain[TRAIN], test=plain[TEST], ood=ood, id_set=id_set, run=run)
         else:
-            result.rows.setdefault(table, []).extend(row for spec in specs for row in rows if row.detector == spec)
+            result.rows.setdefault(table, []).extend(row for name in part for row in rows if row.detector == name)
+    test = plain[TEST]
     if test.labels is not None:
         result.accuracy[run] = float(test.logits.argmax(dim=1).eq(test.labels).double().mean())
     return result
-
-
-def load_experiment(folder: Path) -> dict[str, Features]:
-    """The features that an experiment stored: ``train``, ``test`` and the OOD sets."""
-    parts = {path.name: path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
-    stores = {name: path for name, path in parts.items() if is_store(path)}
-    missing = [name for name in ID_SETS if name not in stores]
-    if missing or len(stores) < 3:
-        what = missing[0] if missing else "OOD set besides train and test"
-        raise DataError(f"{folder} has no {what}; give a folder written by `oodles bench`, or one with the same layout")
-    return {name: Features.load(path) for name, path in stores.items()}

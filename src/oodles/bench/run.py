@@ -1,32 +1,46 @@
-"""``benchmark``: every detector on every set, from features that were extracted once."""
+"""``benchmark``: every detector on every set."""
 
-import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
 
 from oodles.bench.rows import Rows
-from oodles.detectors import Detector, fit_together
+from oodles.bench.sets import ID_SETS, TEST, TRAIN, FeaturesFor, Source, fit_on_sets
+from oodles.detectors import Detector
 from oodles.detectors.parsing import as_detector
-from oodles.errors import ArgumentError, DataError, FitWarning
-from oodles.features import Features
-from oodles.metrics import Names, evaluate
+from oodles.distributed.processes import current
+from oodles.errors import ArgumentError, DataError
+from oodles.metrics import evaluate
+
+Detectors = Sequence[str | Detector] | Mapping[str, str | Detector]
 
 
 def benchmark(
-    detectors: Sequence[str | Detector] | Mapping[str, str | Detector],
+    detectors: Detectors,
     *,
-    train: Features,
-    test: Features,
-    ood: Mapping[str, Features],
+    model: nn.Module | None = None,
+    train: Source,
+    test: Source,
+    ood: Mapping[str, Source],
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
+    **options: Any,
 ) -> Rows:
     """Fit each detector on ``train`` and compare its scores on the ID set ``test`` with those on each OOD set.
 
-    All detectors are fitted in one pass over ``train``. Returns one row per detector and OOD set, named by the
-    detector's spec or key. ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint. Detectors may be
-    given as text. Those that learn from labels are left out, with a warning, if ``train`` has none.
+    The sets are ``Features``, or with ``model`` what the network takes: loaders, or image sets with
+    ``preprocessing=``. The network then runs once per input, whatever the number of detectors, and once more for each
+    input step; detectors that have something to choose on the network are tuned on up to 1,000 inputs of ``train``.
+    ``options`` are those of :func:`oodles.extract`; ``store`` is a folder that keeps the features of each set for the
+    next benchmark. All detectors are fitted in one pass over ``train``.
 
+    Returns one row per detector and OOD set, named by the detector's spec or key. Detectors may be given as text.
+    ``bootstrap`` resamples add 95 % intervals; ``run`` names the checkpoint. Detectors that learn from labels, or from
+    layers, that are not there are left out with a warning.
+
+    >>> from oodles.features import Features
     >>> from oodles.testing import example_features
     >>> train, test = example_features().split(0.5)
     >>> other = Features(example_features(seed=1).embedding, head=train.head)
@@ -42,12 +56,16 @@ def benchmark(
     """
     if not ood:
         raise DataError("there is no OOD set to compare with; give at least one")
-    named = _applicable(_named(detectors), train)
-    fit_together(list(named.values()), train)
-    return evaluate_detectors(named, test=test, ood=ood, id_set=id_set, run=run, bootstrap=bootstrap)
+    if {*ood} & {*ID_SETS}:
+        raise ArgumentError(f"an OOD set cannot be called {' or '.join(ID_SETS)}; choose another name")
+    named = name_detectors(detectors)
+    sets = {TRAIN: train, TEST: test, **ood}
+    features = fit_on_sets(list(named.values()), sets, model=model, **options)
+    return evaluate_detectors(named, features, id_set=id_set, run=run, bootstrap=bootstrap)
 
 
-def _named(detectors: Sequence[str | Detector] | Mapping[str, str | Detector]) -> dict[str, Detector]:
+def name_detectors(detectors: Detectors) -> dict[str, Detector]:
+    """Make detectors from text, and name them by their spec unless they have names."""
     if isinstance(detectors, Mapping):
         return {name: as_detector(detector) for name, detector in detectors.items()}
     made = [as_detector(detector) for detector in detectors]
@@ -58,31 +76,29 @@ def _named(detectors: Sequence[str | Detector] | Mapping[str, str | Detector]) -
     return named
 
 
-def _applicable(named: Mapping[str, Detector], train: Features) -> dict[str, Detector]:
-    """Without labels, the detectors that need none."""
-    without = [name for name, detector in named.items() if "labels" in detector.learns_from]
-    if train.holds("labels") or not without:
-        return dict(named)
-    if len(without) == len(named):
-        raise DataError(f"{without[0]} learns from labels, which {train} does not have; extract them with the features")
-    warnings.warn(f"left out, because {train} has no labels: {', '.join(without)}", FitWarning, stacklevel=3)
-    return {name: detector for name, detector in named.items() if name not in without}
-
-
 def evaluate_detectors(
-    detectors: Mapping[str, Detector],
+    named: Mapping[str, Detector],
+    features: Mapping[str, FeaturesFor],
     *,
-    test: Features,
-    ood: Mapping[str, Features],
     id_set: str = "id",
     run: str = "",
     bootstrap: int = 0,
 ) -> Rows:
-    """The rows of detectors that are already fitted."""
+    """Return the rows of fitted detectors; those that were left out of the fit have none.
+
+    Of several processes, which all have all features, the first computes the rows.
+    """
     rows = Rows()
-    for name, detector in detectors.items():
-        id_scores = detector.score(test)
-        for ood_set, features in ood.items():
-            names = Names(detector=name, id_set=id_set, ood_set=ood_set, run=run)
-            rows.append(evaluate(id_scores, detector.score(features), **names, bootstrap=bootstrap))
+    if current().rank:
+        return rows
+    for name, detector in named.items():
+        if detector not in features[TEST]:
+            continue
+        id_scores = detector.score(features[TEST][detector])
+        for ood_set in [each for each in features if each not in ID_SETS]:
+            scores = detector.score(features[ood_set][detector])
+            row = evaluate(
+                id_scores, scores, detector=name, id_set=id_set, ood_set=ood_set, run=run, bootstrap=bootstrap
+            )
+            rows.append(row)
     return rows

@@ -128,10 +128,9 @@ def suite(name: str) -> Suite:
     >>> suite("cifar100").model
     'oodles.models:densenet101(num_classes=100)'
     """
-    suites = SUITES | OPENOOD
-    if name not in suites:
-        raise ArgumentError(f"suite {name!r} must be one of {', '.join(suites)}")
-    return suites[name]
+    if name not in ALL_SUITES:
+        raise ArgumentError(f"suite {name!r} must be one of {', '.join(ALL_SUITES)}")
+    return ALL_SUITES[name]
 
 
 def _cifar(classes: int, train: str, test: str) -> Suite:
@@ -237,3 +236,5 @@ OPENOOD = {
     )
 }
 """OpenOOD's suites, beside the paper's in ``SUITES``."""
+
+ALL_SUITES = SUITES | OPENOOD

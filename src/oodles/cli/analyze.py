@@ -26,10 +26,10 @@ def analyze(
     check_experiment(features)
     check_out(out)
 
-    from oodles.bench.experiment import load_experiment
+    from oodles.bench.sets import load_sets
     from oodles.paper.figures import draw_figures, variance_summary
 
-    parts = load_experiment(features)
+    parts = load_sets(features)
     written = draw_figures(parts, out, label=label, p=p, shown=ood)
     say(f"Variance of a class's output with DICE (p={p:g}), relative to that with all weights:")
     for name, low, mean, high, above in variance_summary(parts, p):

@@ -1,7 +1,6 @@
 """``oodles bench``."""
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,20 +12,19 @@ from oodles.cli.checks import check_checkpoints, check_choice, check_number, che
 from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
 from oodles.cli.completion import complete_detector, one_of
 from oodles.errors import ArgumentError, DataError
+from oodles.paper.tables import TABLES
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from oodles.bench.experiment import Tables
     from oodles.bench.suites import Suite
     from oodles.data.readers import ImageSet
-    from oodles.data.transforms import Transform
+
+COSINE_DETECTORS = ("msp", "max_logit", "energy", "entropy", "godin")  # for a DeConf head
 
 
-# the names in oodles.bench.suites and oodles.paper.tables, which import torch
-SUITE_NAMES = ("cifar10", "cifar100", "imagenet")
-OPENOOD_NAMES = ("openood-cifar10", "openood-cifar100", "openood-imagenet200", "openood-imagenet")
-TABLE_NAMES = ("main", "sparsification", "selection", "sweep", "msp")
+def _complete_suite(incomplete: str) -> list[str]:
+    from oodles.bench.suites import ALL_SUITES
+
+    return one_of(*ALL_SUITES)(incomplete)
 
 
 def bench(
@@ -35,7 +33,7 @@ def bench(
         Argument(
             help="cifar10, cifar100 or imagenet: the paper's sets and network. openood-cifar10, openood-cifar100, "
             "openood-imagenet200 or openood-imagenet: OpenOOD's sets, near and far, and its metrics.",
-            autocompletion=one_of(*SUITE_NAMES, *OPENOOD_NAMES),
+            autocompletion=_complete_suite,
         ),
     ] = None,
     data: common.DataOption = Path("data"),
@@ -43,7 +41,7 @@ def bench(
         list[str] | None,
         Option(
             help="main, sparsification, selection, sweep, msp, or all; may be repeated. Default: main.",
-            autocompletion=one_of(*TABLE_NAMES, "all"),
+            autocompletion=one_of(*TABLES, "all"),
         ),
     ] = None,
     model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
@@ -92,125 +90,92 @@ def bench(
     oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
     --ood sketches=imgs/sketches
     """
-    from oodles.data.readers import open_images
-
     if list_suites:
         _list_suites(data)
         return
+    from oodles.bench.suites import suite as suite_by_name
+    from oodles.data.readers import open_images
+
     for name in table or []:
-        check_choice("table", name, (*TABLE_NAMES, "all"))
-    tables = list(TABLE_NAMES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    if suite is not None and any(option is not None for option in (size, resize, mean, std)):
-        raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
+        check_choice("table", name, (*TABLES, "all"))
+    tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
     options = image_options(
         224 if size is None else size, resize, mean or common.IMAGENET_MEAN, std or common.IMAGENET_STD
     )
     runs = _runs(checkpoint or [])
-    own_paths = {"train": train, "test": test, **named_paths(ood or [])}
+    paths = {"train": train, "test": test, **named_paths(ood or [])}
     check_out(out)
     check_number("--limit", limit)
-    if suite in OPENOOD_NAMES:
-        _check_openood(own_paths, paper=paper, intervals=intervals)
-    elif published:
-        raise ArgumentError(f"--published needs one of OpenOOD's suites ({', '.join(OPENOOD_NAMES)}); or leave it out")
-    if suite is None:
-        _check_without_suite(model, own_paths, paper=paper, without=without or [])
-    else:
-        check_choice("suite", suite, (*SUITE_NAMES, *OPENOOD_NAMES))
-        if not data.is_dir():
-            raise DataError(f"--data {data} does not exist; give the folder that holds the datasets of {suite}")
-    own_sets = {name: open_images(path) for name, path in own_paths.items() if path is not None}
-    for name, images in own_sets.items():
-        report_ignored(images, labels=name in ("train", "test"))
+    chosen = None if suite is None else suite_by_name(suite)
+    if chosen is None:
+        if without:
+            raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
+        if model is None or None in paths.values() or len(paths) < 3:
+            raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
+    elif any(option is not None for option in (size, resize, mean, std)):
+        raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
+    _check_published(chosen, list(paths), paper=paper, published=published, intervals=intervals)
+    sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
+    for name, path in paths.items():
+        if path is not None:
+            sets[name] = open_images(path)
+            report_ignored(sets[name], labels=name in ("train", "test"))
+    if chosen is not None and len(sets) < 3:
+        raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 
-    from oodles.bench.experiment import Extraction, Tables, run_tables
-    from oodles.bench.openood import has_leaderboard
-    from oodles.bench.suites import suite as suite_by_name
-    from oodles.bench.tables import rows_json
-    from oodles.detectors import detector_list, parse
-    from oodles.detectors.network_detector import needs_network
+    from oodles.bench.experiment import Tables, run_tables
+    from oodles.bench.tables import print_view, rows_json
+    from oodles.detectors import DICE, detector_list, parse
     from oodles.distributed.processes import current, own_device
     from oodles.models.deconf import cosine_layer
 
-    chosen = None if suite is None else suite_by_name(suite)
-    if published and not has_leaderboard(suite or ""):
-        raise ArgumentError(f"--published has no numbers for {suite}; leave it out")
-    sparsity = p if p is not None else chosen.p if chosen is not None else 0.9
-    parse(f"dice({sparsity})")
-    own = [parse(text).spec for text in detector or []]
-    sets = ({} if chosen is None else _suite_sets(chosen, data, without or [])) | own_sets
-    if chosen is not None and len(sets) < 3:
-        raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
-    factory = model or (chosen.model if chosen is not None else "")
-    id_set = chosen.name if chosen is not None else "id"
-    preprocessing = options.transform() if chosen is None else _preprocessing(chosen, model)
+    sparsity = DICE(p=p if p is not None else chosen.p if chosen is not None else 0.9).p
+    asked = {parse(text).spec: text for text in detector or []}
+    id_set = "id" if chosen is None else chosen.name
+    preprocessing = options.transform() if chosen is None else chosen.transform
+    if chosen is not None and model is not None and chosen.other_transform is not None:
+        preprocessing = chosen.other_transform
+        notice(f"{model} gets OpenOOD's preprocessing: mean {preprocessing.mean}, std {preprocessing.std}")
     result = Tables()
     for run, path in runs.items():
-        network = load_model(factory, path)
-        folder = store / id_set / (run if limit is None else f"{run}-{limit}")
-        standard = list(chosen.detectors) if chosen is not None else []
-        standard = standard or [each.spec for each in detector_list()]
-        cosine_head = cosine_layer(network) is not None
-        if cosine_head:
+        network = load_model(model or (chosen.model if chosen is not None else ""), path)
+        cosine = cosine_layer(network) is not None
+        if cosine:
             notice("a DeConf head: only detectors that use its logits or cosines apply")
-            standard = ["msp", "max_logit", "energy", "entropy", "godin"]
-            tables = ["main"]
-        extraction = Extraction(
-            preprocessing, folder, limit, False if cosine_head else head, own_device(device), skip_bad, notice, verify
-        )
-        compared = own or _applicable(network, standard, labelled=sets["train"].labels is not None)
-        deep = [each for each in map(parse, compared) if needs_network(each)] if "main" in tables else []
-        features, ready = extraction.run(network, sets, deep)
-        if current().rank:
-            continue  # the first process has all features and computes the tables
+        standard = COSINE_DETECTORS if cosine else chosen.detectors if chosen is not None else ()
         run_tables(
-            tables,
-            features,
-            main=compared,
+            ["main"] if cosine else tables,
+            {name: images.sample(limit) for name, images in sets.items()},
+            main=list(asked.values()) or standard or detector_list(),
             p=sparsity,
             id_set=id_set,
             run=run,
             bootstrap=1000 if intervals else 0,
-            deep=ready,
             into=result,
+            model=network,
+            store=store / id_set / (run if limit is None else f"{run}-{limit}"),
+            preprocessing=preprocessing,
+            skip_bad=skip_bad,
+            head=False if cosine else head,
+            device=own_device(device),
+            verify=verify,
+            tell=notice,
         )
     if current().rank:
         return
+    views = result.views(id_set, paper=paper, groups={} if chosen is None else chosen.groups, published=published)
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
-    groups = chosen.groups if chosen is not None else {}
-    _show(result, id_set, out, paper=paper, groups=groups, published=published, quiet=as_json)
-
-
-def _preprocessing(chosen: "Suite", model: str | None) -> "Transform":
-    """The suite's transform; says so if another network gets a different one."""
-    if model is None or chosen.other_transform is None:
-        return chosen.transform
-    transform = chosen.other_transform
-    notice(f"{model} gets OpenOOD's preprocessing: mean {transform.mean}, std {transform.std}")
-    return transform
-
-
-def _applicable(network: "nn.Module", specs: list[str], *, labelled: bool) -> list[str]:
-    """The detectors whose layers and labels are available; says which ones are left out."""
-    from oodles.detectors import parse
-    from oodles.detectors.network_detector import layers_of
-
-    modules = {name for name, _ in network.named_modules()}
-    reasons = {}
-    for spec in specs:
-        detector = parse(spec)
-        if not {*layers_of([detector])} <= modules:
-            reasons[spec] = f"whose layers {type(network).__name__} does not have"
-        elif "labels" in detector.learns_from and not labelled:
-            reasons[spec] = "which needs labels, and the training images have none"
-    for spec, reason in reasons.items():
-        notice(f"left out: {spec}, {reason}")
-    return [spec for spec in specs if spec not in reasons]
+    else:
+        for view in views.values():
+            print_view(console, view)
+            console.print()
+    if out is not None:
+        result.write(out, views)
 
 
 def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
-    """A name for each checkpoint: its file name without the usual endings."""
+    """Name each checkpoint: its file name without the usual endings."""
     names = [re.sub(r"(\.pth|\.pt|\.tar|\.safetensors|\.ckpt|\.bin)+$", "", path.name) for path in checkpoints]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -219,31 +184,32 @@ def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
     return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 
-def _check_without_suite(
-    model: str | None, sets: Mapping[str, Path | None], *, paper: bool, without: Sequence[str]
-) -> None:
-    """Raise unless the options describe an experiment without one of the paper's suites."""
-    if paper:
-        raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
-    if without:
-        raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
-    if model is None or None in sets.values() or len(sets) < 3:
-        raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
+def _check_published(chosen: "Suite | None", sets: list[str], *, paper: bool, published: bool, intervals: bool) -> None:
+    """Raise if an option asks for numbers that the suite does not have."""
+    from oodles.bench.openood import has_leaderboard
+    from oodles.bench.suites import OPENOOD
 
-
-def _check_openood(sets: Mapping[str, Path | None], *, paper: bool, intervals: bool) -> None:
-    """Raise if an option does not apply to OpenOOD's suites."""
+    if chosen is None or not chosen.groups:
+        if published:
+            raise ArgumentError(f"--published needs one of OpenOOD's suites ({', '.join(OPENOOD)}); or leave it out")
+        if paper and chosen is None:
+            raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
+        return
     if paper:
         raise ArgumentError("--paper needs one of the paper's suites; OpenOOD's leaderboard is --published")
     if intervals:
         raise ArgumentError("--intervals does not apply to OpenOOD's metrics; leave it out")
+    if published and not has_leaderboard(chosen.name):
+        raise ArgumentError(f"--published has no numbers for {chosen.name}; leave it out")
     for name in sets:
-        if name in ("near", "far"):
+        if name in chosen.groups:
             raise ArgumentError(f"--ood {name}=... is the name of a group of OpenOOD's sets; choose another name")
 
 
 def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "ImageSet"]:
-    """The suite's sets that were found."""
+    """Open the suite's sets that are there."""
+    if not data.is_dir():
+        raise DataError(f"--data {data} does not exist; give the folder that holds the datasets of {chosen.name}")
     for name in without:
         check_choice("--without", name, (*chosen.ood, *chosen.extra))
     sets = dict(zip(("train", "test"), chosen.open_id(data), strict=True))
@@ -256,52 +222,10 @@ def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "I
     return sets
 
 
-def _show(
-    result: "Tables",
-    id_set: str,
-    out: Path | None,
-    *,
-    paper: bool,
-    groups: Mapping[str, Sequence[str]],
-    published: bool,
-    quiet: bool,
-) -> None:
-    from oodles.bench.openood import AUPR, compare_groups
-    from oodles.bench.tables import compare, latex, markdown, print_view, rows_csv, rows_json, sweep_view, write_text
-    from oodles.paper.tables import TABLES
-
-    accuracy = ", ".join(f"{value:.2%}" for value in result.accuracy.values())
-    cited = id_set if paper else None
-    views = {}
-    for name, rows in result.rows.items():
-        what = "OpenOOD's metrics" if groups and name == "main" else TABLES[name]
-        title = f"{id_set} (accuracy {accuracy}): {what}"
-        if rows and groups:
-            leaderboard = id_set if published else None
-            views[name] = compare_groups(rows, groups, title=title, published=leaderboard)
-            views[f"{name}-aupr"] = compare_groups(rows, groups, AUPR, title=title)
-        elif rows:
-            views[name] = compare(rows, title=title, paper=cited)
-    if result.points:
-        views["sweep"] = sweep_view(result.points, title=f"{id_set}: {TABLES['sweep']}", paper=cited)
-    for name, view in views.items():
-        if not quiet:
-            print_view(console, view)
-            console.print()
-        if out is not None:
-            write_text(out / f"{name}.md", markdown(view))
-            write_text(out / f"{name}.tex", latex(view))
-    if out is not None:
-        rows = result.all_rows()
-        write_text(out / "rows.json", rows_json(rows))
-        write_text(out / "rows.csv", rows_csv(rows))
-
-
 def _list_suites(data: Path) -> None:
-    from oodles.bench.suites import OPENOOD, SUITES
-    from oodles.paper.tables import TABLES
+    from oodles.bench.suites import ALL_SUITES
 
-    for record in (SUITES | OPENOOD).values():
+    for record in ALL_SUITES.values():
         say(f"{record.name}: {record.model}, {record.classes} classes, DICE at p={record.p:g}")
         for group, names in record.groups.items():
             say(f"  {group} OOD: {', '.join(names)}")

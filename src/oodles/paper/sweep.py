@@ -11,7 +11,7 @@ from oodles.detectors.sparsifiers import DICE
 from oodles.errors import DataError
 from oodles.features import Features
 from oodles.functional import energy
-from oodles.metrics import Names, Row, evaluate
+from oodles.metrics import Row, evaluate
 
 PAPER_GRID = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
 SWEEP_GRID = (0.0, *PAPER_GRID)
@@ -57,8 +57,10 @@ def _point(
     rows, spread, gap = [], {}, {}
     for name, features in ood.items():
         scores, largest, _ = _outputs(detector, features)
-        names = Names(detector=detector.spec, id_set=id_set, ood_set=name, run=run)
-        rows.append(evaluate(id_energy, scores, **names, bootstrap=bootstrap))
+        spec = detector.spec
+        rows.append(
+            evaluate(id_energy, scores, detector=spec, id_set=id_set, ood_set=name, run=run, bootstrap=bootstrap)
+        )
         spread[name] = float(scores.double().std(correction=0) / id_energy.double().mean())
         gap[name] = id_largest - largest
     return SweepPoint(detector.p, tuple(rows), accuracy, spread, gap)

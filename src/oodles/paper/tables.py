@@ -1,8 +1,12 @@
 """The detectors that each of the paper's tables compares."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from oodles.errors import ArgumentError
+
+if TYPE_CHECKING:  # the names of tables do not need torch
+    from oodles.detectors import Detector
 
 SEEDS = range(5)
 
@@ -15,8 +19,8 @@ TABLES = {
 }
 
 
-def detectors_of(table: str, main: Sequence[str], p: float) -> list[str]:
-    """The detectors of a table in text, at sparsity ``p``; random ones with each of five seeds."""
+def detectors_of(table: str, main: Sequence["str | Detector"], p: float) -> "list[str | Detector]":
+    """Return the detectors of a table, at sparsity ``p``; random ones with each of five seeds."""
     random = ("unit_dropout", "weight_dropout", "random_k")
     units, weights, contributions = ([f"{name}({p}, seed={seed})" for seed in SEEDS] for name in random)
     match table:
