@@ -6,9 +6,11 @@ run, except those of OpenOOD's leaderboard.
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from oodles.bench.experiment import Extraction, Tables, run_tables
+from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.openood import AUPR, LEADERBOARD, compare_groups, leaderboard
+from oodles.bench.sets import load_sets
 from oodles.bench.suites import OPENOOD, Suite
 from oodles.bench.tables import markdown
 from oodles.detectors import detector_list
@@ -31,9 +33,9 @@ def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
     """The section of one network."""
     run, network = authors_run(suite), authors_network(suite, data)
     folder = store / suite.name / (run if limit is None else f"{run}-{limit}")
-    features = Extraction(suite.transform, folder, limit, tell=print).features(network, sets_of(suite, data))
-    specs = [each.spec for each in detector_list()]
-    result = run_tables(["main"], features, main=specs, p=suite.p, id_set=suite.name, run=run)
+    sets = {name: images.sample(limit) for name, images in sets_of(suite, data).items()}
+    options: dict[str, Any] = {"model": network, "preprocessing": suite.transform, "store": folder, "tell": print}
+    result = run_tables(["main"], sets, main=detector_list(), p=suite.p, id_set=suite.name, run=run, **options)
     rows = result.rows["main"]
     return fill(
         "openood-network",
@@ -41,7 +43,7 @@ def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
         run=run,
         limit="" if limit is None else f" --limit {limit}",
         accuracy=f"{result.accuracy[run]:.2%}",
-        sizes=", ".join(f"{name} {len(each):,}" for name, each in features.items()),
+        sizes=", ".join(f"{name} {len(each):,}" for name, each in load_sets(folder).items() if name in sets),
         missing=", ".join(suite.missing(data)),
         table=markdown(compare_groups(rows, suite.groups, published=suite.name)).rstrip(),
         aupr=markdown(compare_groups(rows, suite.groups, AUPR)).rstrip(),

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
-from oodles.bench.experiment import Extraction, Ready, Tables, run_tables
+from oodles.bench.experiment import Tables, run_tables
+from oodles.bench.sets import load_sets
 from oodles.bench.suites import SUITES, Suite
 from oodles.bench.tables import compare, markdown, sweep_view
 from oodles.detectors import DICE, Detector, Mahalanobis, parse
-from oodles.detectors.network_detector import needs_network
 from oodles.features import Features
 from oodles.paper.analysis import (
     contribution_covariance,
@@ -45,30 +46,37 @@ def main(data: Path = DATA, store: Path = STORE) -> None:
     sections, counts = {}, []
     for name, detail in (("cifar10", "8"), ("cifar100", "9")):
         record = SUITES[name]
-        features, chosen, deep = experiment(record, data, store)
+        run, network = authors_run(record), authors_network(record, data)
+        sets = sets_of(record, data)
+        main_detectors = [parse(text) for text in (*record.detectors, "react(threshold=1.0)", PLAIN_ODIN)]
+        result = run_tables(
+            list(TABLES),
+            sets,
+            main=main_detectors,
+            p=record.p,
+            id_set=name,
+            bootstrap=1000,
+            model=network,
+            preprocessing=record.transform,
+            store=store / name / run,
+            tell=print,
+        )
+        stored = load_sets(store / name / run)
+        features = {key: stored[key] for key in sets}
+        chosen = choose_p(record, network, features, store / "noise" / run)
         counts.append(f"{name}: " + ", ".join(f"{key} {len(part):,}" for key, part in features.items()))
         draw(record, features, store / "figures" / name)
-        sections[name] = section(record, detail, features, chosen, deep).rstrip()
+        sections[name] = section(record, detail, features, chosen, result, main_detectors).rstrip()
     write_page("reproduction", counts=";\n  ".join(counts), **sections)
 
 
-def experiment(record: Suite, data: Path, store: Path) -> tuple[dict[str, Features], dict[str, Selection], list[Ready]]:
-    """Features of every set, the choice of p on noise over two grids, and what needs more of the network."""
-    run, network = authors_run(record), authors_network(record, data)
-    extraction = Extraction(record.transform, store / record.name / run, tell=print)
-    deep = [detector for detector in map(parse, main_specs(record)) if needs_network(detector)]
-    features, ready = extraction.run(network, sets_of(record, data), deep)
+def choose_p(record: Suite, network: nn.Module, features: dict[str, Features], store: Path) -> dict[str, Selection]:
+    """The choice of p on noise over two grids."""
     blank = torch.zeros(1, 3, record.transform.size, record.transform.size)
-    noise = noise_features(network, blank, count=1000, store=store / "noise" / run)
+    noise = noise_features(network, blank, count=1000, store=store)
     ids = {"train": features["train"], "held_out": features["test"], "outliers": noise}
     grids = {"the paper's grid": PAPER_GRID, "a finer grid": FINE_GRID}
-    chosen = {name: select_p(DICE(), **ids, grid=grid) for name, grid in grids.items()}
-    return features, chosen, ready
-
-
-def main_specs(record: Suite) -> list[str]:
-    """The paper's main rows, ReAct at the constant of its own code, and ODIN's step in normalised units."""
-    return [*record.detectors, "react(threshold=1.0)", PLAIN_ODIN]
+    return {name: select_p(DICE(), **ids, grid=grid) for name, grid in grids.items()}
 
 
 def draw(record: Suite, features: dict[str, Features], work: Path) -> None:
@@ -85,12 +93,14 @@ def draw(record: Suite, features: dict[str, Features], work: Path) -> None:
 
 
 def section(
-    record: Suite, detail: str, features: dict[str, Features], chosen: dict[str, Selection], deep: list[Ready]
+    record: Suite,
+    detail: str,
+    features: dict[str, Features],
+    chosen: dict[str, Selection],
+    result: Tables,
+    detectors: list[Detector],
 ) -> str:
     """All tables, the choice of p, the theory and the figures of one network."""
-    result = run_tables(
-        list(TABLES), features, main=main_specs(record), p=record.p, id_set=record.name, bootstrap=1000, deep=deep
-    )
     views = {name: compare(result.rows[name], paper=record.name) for name in TABLES if name != "sweep"}
     views["sweep"] = sweep_view(result.points, paper=record.name)
     return fill(
@@ -101,7 +111,7 @@ def section(
         train_rows=f"{len(features['train']):,}",
         classes=record.classes,
         **{f"{name}_table": markdown(view).rstrip() for name, view in views.items()},
-        **main_values(record, result, [each.detector for each in deep]),
+        **main_values(record, result, detectors),
         sparsification_lowest=lowest(result, "sparsification"),
         selection_lowest=lowest(result, "selection"),
         **choice(chosen, features),
@@ -109,10 +119,10 @@ def section(
     )
 
 
-def main_values(record: Suite, result: Tables, deep: list[Detector]) -> dict[str, object]:
+def main_values(record: Suite, result: Tables, detectors: list[Detector]) -> dict[str, object]:
     """How the main table compares with the paper's."""
     odin = [row for row in result.rows["main"] if row.detector == PLAIN_ODIN]
-    (layered,) = (detector for detector in deep if isinstance(detector, Mahalanobis))
+    (layered,) = (detector for detector in detectors if isinstance(detector, Mahalanobis))
     weights = zip((*layered.layers, "embedding"), layered.coefficients_, strict=True)
     return {
         "verdict": verdict(result, record.name),

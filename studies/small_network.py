@@ -7,16 +7,16 @@ describes. Every number on the page comes from this run or from the network's ca
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from torch import nn
 
-from oodles.bench.experiment import Extraction, Tables, run_tables
+from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.suites import CIFAR_ODIN
 from oodles.bench.tables import compare, markdown, results
 from oodles.data.readers import ImageSet
 from oodles.data.transforms import CIFAR
 from oodles.detectors import detector_list, parse
-from oodles.detectors.network_detector import needs_network
 from oodles.models import load, load_checkpoint, read_card, small_resnet
 from oodles.network.forward import HeadName
 from oodles.paper.published import AVERAGE
@@ -77,11 +77,10 @@ def measure(
     network: nn.Module, sets: dict[str, ImageSet], specs: list[str], store: Path, head: HeadName = None
 ) -> tuple[Tables, float | None]:
     """The main table of these detectors, and the size of the input step of the last one."""
-    extraction = Extraction(CIFAR, store, head=head, tell=print)
-    deep = [detector for detector in map(parse, specs) if needs_network(detector)]
-    features, ready = extraction.run(network, sets, deep)
-    result = run_tables(["main"], features, main=specs, p=0.9, id_set="cifar10", deep=ready)
-    return result, getattr(deep[-1], "step_size", None)
+    detectors = list(map(parse, specs))
+    options: dict[str, Any] = {"model": network, "preprocessing": CIFAR, "store": store, "head": head, "tell": print}
+    result = run_tables(["main"], sets, main=detectors, p=0.9, id_set="cifar10", **options)
+    return result, getattr(detectors[-1], "step_size", None)
 
 
 def describe(card: dict[str, object]) -> str:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from oodles.bench.experiment import ID_SETS, Extraction, run_tables
 from oodles.bench.run import benchmark
+from oodles.bench.sets import ID_SETS
 from oodles.bench.suites import SUITES
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import ImageSet
-from oodles.detectors import detector_list, parse
-from oodles.detectors.network_detector import needs_network
+from oodles.detectors import detector_list
 from oodles.models import densenet101, load_checkpoint
 from studies import DATA
 from studies.bench.extraction import without_head
@@ -71,9 +70,7 @@ def _whole(network: nn.Module, sets: dict[str, ImageSet], rounds: int) -> Iterat
     detectors = detector_list()
 
     def whole(store: Path) -> None:
-        features = Extraction(transform, store).features(network, sets)
-        train, test = features.pop("train"), features.pop("test")
-        benchmark(detectors, train=train, test=test, ood=features)
+        benchmark(detectors, model=network, **_sides(sets), preprocessing=transform, store=store)
 
     with tempfile.TemporaryDirectory() as folder:
         network(images[0][:32])
@@ -85,6 +82,12 @@ def _whole(network: nn.Module, sets: dict[str, ImageSet], rounds: int) -> Iterat
     name = f"{len(detectors)} detectors x {len(sets) - 2} OOD sets, {count:,} images"
     yield cost(name, "one bare pass", sides(times, "whole", "bare"), target=1.15)
     yield cost(f"{name}, again from the store", "one bare pass", sides(times, "again", "bare"))
+
+
+def _sides(sets: dict[str, ImageSet]) -> dict[str, Any]:
+    """The sets as arguments of a benchmark."""
+    ood = {name: part for name, part in sets.items() if name not in ID_SETS}
+    return {"train": sets["train"], "test": sets["test"], "ood": ood}
 
 
 def _main_table(network: nn.Module, sets: dict[str, ImageSet]) -> Row:
@@ -107,9 +110,7 @@ def _main_table(network: nn.Module, sets: dict[str, ImageSet]) -> Row:
                         network(images)
 
     def table() -> None:
-        deep = [detector for detector in map(parse, record.detectors) if needs_network(detector)]
-        features, ready = Extraction(record.transform).run(network, sets, deep)
-        run_tables(["main"], features, main=record.detectors, p=record.p, deep=ready)
+        benchmark(record.detectors, model=network, **_sides(sets), preprocessing=record.transform)
 
     times = paired({"table": table, "passes": passes}, budget=0, least=2, warm_up=False)
     name = f"the paper's main table with ODIN and Mahalanobis, {sum(len(part) for part in sets.values()):,} images"
@@ -124,9 +125,7 @@ def _beside_peer(network: nn.Module, sets: dict[str, ImageSet]) -> Row:
     encoder = without_head(network, "fc")
 
     def ours() -> None:
-        features = Extraction(transform).features(network, sets)
-        train, test = features.pop("train"), features.pop("test")
-        benchmark([peer.spec for peer in peers], train=train, test=test, ood=features)
+        benchmark([peer.spec for peer in peers], model=network, **_sides(sets), preprocessing=transform)
 
     def theirs() -> None:
         detectors = [_connected(peer, network, encoder) for peer in peers]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from oodles.bench.experiment import Extraction
+from oodles.bench.sets import extract_sets
 from oodles.bench.suites import SUITES
 from oodles.data.loaders import ImageLoader, read_pixels
 from oodles.data.readers import ImageSet, open_images
@@ -61,7 +61,7 @@ def prepare(name: str, data: Path, store: Path) -> Network:
     if name in PROJECTED:
         return projected(prepare(PROJECTED[name], data, store))
     part = NETWORKS[name](data, store)
-    features = Extraction(part.transform, part.home, tell=print).features(part.model, part.sets)
+    features = extract_sets(part.model, part.sets, preprocessing=part.transform, store=part.home, tell=print)
     made = outlier_images(part.sets["test"], part.transform)
     outliers = {
         kind: extract(part.model, list(torch.split(images, 250)), labels=False, store=store / "outliers" / name / kind)

@@ -9,12 +9,11 @@ from support.command_line import MODEL, SIZE, bench_arguments, complete_stores, 
 from support.images import write_cifar_batch
 
 import oodles
-from oodles.bench.experiment import load_experiment
 from oodles.bench.run import benchmark
-from oodles.bench.suites import OPENOOD, SUITES
-from oodles.cli.bench import OPENOOD_NAMES
+from oodles.bench.sets import load_sets
+from oodles.bench.suites import ALL_SUITES
 from oodles.data.loaders import ImageLoader
-from oodles.detectors import detector_list, parse
+from oodles.detectors import Detector, detector_list, parse
 from oodles.features import Features
 from oodles.paper.sweep import SWEEP_GRID
 from oodles.paper.tables import TABLES
@@ -77,7 +76,7 @@ def test_every_table_with_every_option(oodles_run, tmp_path):
 def test_every_detector_by_default(oodles_run, benched):
     code, out, _ = oodles_run(*bench_arguments("--store", "kept", "--json"))
     assert code == 0
-    features = load_experiment(benched)
+    features = load_sets(benched)
     ood = {name: features[name] for name in ("green", "grey")}
     specs = list(dict.fromkeys(row["detector"] for row in json.loads(out)))
     expected = benchmark(
@@ -117,7 +116,7 @@ def test_a_suite_on_small_files_with_the_papers_numbers(oodles_run, tmp_path):
     assert "average is over other sets" in " ".join(out.split())
     home = tmp_path / "s" / "cifar10" / "ten-9"
     assert {path.parent.name for path in complete_stores(home)} == {"train", "test", "isun", "textures"}
-    assert all(len(part) == 9 for part in load_experiment(home).values())
+    assert all(len(part) == 9 for part in load_sets(home).values())
     code, out, _ = oodles_run(*arguments, "--store", tmp_path / "s", "--limit", "9", "--without", "isun", "--json")
     assert {row["ood_set"] for row in json.loads(out)} == {"textures"}
     assert {row["id_set"] for row in json.loads(out)} == {"cifar10"}
@@ -126,7 +125,7 @@ def test_a_suite_on_small_files_with_the_papers_numbers(oodles_run, tmp_path):
 def test_suites_are_listed(oodles_run):
     code, out, _ = oodles_run("bench", "--list", "--data", "data")
     assert code == 0
-    for name, suite in (SUITES | OPENOOD).items():
+    for name, suite in ALL_SUITES.items():
         assert re.search(rf"^{name}: .*{suite.classes} classes, DICE at p={suite.p}", out, re.MULTILINE)
     assert re.search(r"textures +data/dtd/images", out)
     assert re.search(r"svhn +not found", out)
@@ -194,8 +193,14 @@ def test_image_lists_of_openood_are_read(oodles_run, refused, tmp_path):
     assert "1 of 2 images are not below" in refused(*arguments, "--detector", "msp", "--store", tmp_path / "t")
 
 
-def test_names_of_openoods_suites_that_are_repeated_because_their_module_imports_torch():
-    assert tuple(OPENOOD) == OPENOOD_NAMES
+def test_only_the_detectors_that_are_asked_for_are_built(oodles_run, benched, monkeypatch):
+    built, make = [], Detector.__init__
+    monkeypatch.setattr(
+        Detector, "__init__", lambda self, *rest: built.append(type(self).__name__) or make(self, *rest)
+    )
+    code, _, err = oodles_run(*bench_arguments("--store", "kept", "--detector", "msp", "--detector", "knn(3)"))
+    assert code == 0, err
+    assert {*built} == {"MSP", "KNN", "DICE"}, "and one to check --p"
 
 
 # Errors -----------------------------------------------------------------------------------------

@@ -9,14 +9,11 @@ import textwrap
 import pytest
 from support.command_line import MODEL
 
-from oodles.bench.suites import SUITES
 from oodles.cli import checks
-from oodles.cli.bench import SUITE_NAMES, TABLE_NAMES
 from oodles.cli.checks import image_options, read_class_names
 from oodles.cli.train import RECIPE_NAMES
 from oodles.deploy import saving as persistence
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.paper.tables import TABLES
 from oodles.store import manifest
 from oodles.training.recipes import RECIPES
 
@@ -116,8 +113,6 @@ def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
 def test_names_that_are_repeated_here_because_their_modules_import_torch():
     assert (checks.GUARD_RECORD, checks.DETECTOR_RECORD) == (persistence.GUARD_RECORD, persistence.RECORD)
     assert checks.MANIFEST == manifest.MANIFEST
-    assert tuple(SUITES) == SUITE_NAMES
-    assert tuple(TABLES) == TABLE_NAMES
     assert tuple(RECIPES) == RECIPE_NAMES
 
 

@@ -55,8 +55,8 @@ def run_demo(out: Path, console: Console) -> list[Row]:
     )
     ablation = [*detectors_of("selection", MAIN, 0.9), *detectors_of("sparsification", MAIN, 0.9)]
     start = time.perf_counter()
-    rows = benchmark([parse(spec) for spec in MAIN], **sets, bootstrap=RESAMPLES)
-    ablated = benchmark([parse(spec) for spec in dict.fromkeys(ablation)], **sets)
+    rows = benchmark(MAIN, **sets, bootstrap=RESAMPLES)
+    ablated = benchmark(list(dict.fromkeys(ablation)), **sets)
     points = sweep(SWEEP_GRID, **sets)
     elapsed = time.perf_counter() - start
     print_view(console, overview(rows))
