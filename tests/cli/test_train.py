@@ -5,16 +5,15 @@ import math
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.networks import one_thread  # noqa: F401
+from support.processes import start, wait_for
 from support.training_runs import ENVIRONMENT, contents, empty, metrics_of, same_weights, states, untimed, weights_of
 
 import oodles
@@ -81,15 +80,10 @@ def workspace(tmp_path_factory):
     return root
 
 
-def start(workspace, *arguments, **environment):
+def started(workspace, *arguments, **environment):
     """The command in a separate process."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "oodles", *map(str, arguments)],
-        cwd=workspace,
-        env={**ENVIRONMENT, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "oodles", *arguments]
+    return start(command, cwd=workspace, env={**ENVIRONMENT, **environment})
 
 
 # Killed and resumed -----------------------------------------------------------------------------
@@ -98,7 +92,7 @@ def start(workspace, *arguments, **environment):
 def test_a_killed_run_is_resumed_as_if_it_had_never_stopped(workspace, oodles_run, tmp_path):
     killed, complete = tmp_path / "killed", tmp_path / "complete"
     # four batches per epoch, so in the middle of the second
-    with start(workspace, *RUN, "--test", "test", "--out", killed, DIE_AT="7", SIGNAL="SIGKILL") as process:
+    with started(workspace, *RUN, "--test", "test", "--out", killed, DIE_AT="7", SIGNAL="SIGKILL") as process:
         process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     assert len(metrics_of(killed)) == 1
@@ -113,9 +107,8 @@ def test_a_killed_run_is_resumed_as_if_it_had_never_stopped(workspace, oodles_ru
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="SIGINT is ignored here")
 def test_an_interrupted_run_exits_130_and_can_be_resumed(workspace, oodles_run, tmp_path):
-    with start(workspace, *RUN, "--out", tmp_path, DIE_AT="7", SIGNAL="SIGINT") as process:
+    with started(workspace, *RUN, "--out", tmp_path, DIE_AT="7", SIGNAL="SIGINT") as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -314,10 +307,8 @@ def bench(oodles_run, data, tmp_path, model, *detectors):
 @pytest.mark.realdata
 def test_real_images_a_kill_after_the_first_epoch_and_a_benchmark(data, workspace, oodles_run, tmp_path):
     run = ["train", "small", "--data", data / "cifar-10-batches-py", *FEW, "--out", tmp_path / "run"]
-    with start(workspace, *run) as process:
-        while not (tmp_path / "run" / "training.json").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
+    with started(workspace, *run) as process:
+        wait_for((tmp_path / "run" / "training.json").exists, process)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert len(metrics_of(tmp_path / "run")) == 1

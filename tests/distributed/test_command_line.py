@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 from support.command_line import MODEL, MODULE, NETWORK, bench_arguments, paint
-from support.processes import command, launch, torchrun
+from support.processes import PATIENCE, command, launch, torchrun
 from support.snapshots import same
 
 from oodles.deploy.saving import load_guard
@@ -70,7 +70,7 @@ def test_extract_gives_the_same_features(workspace, store, size):
 def test_torchrun_starts_it(workspace, store):
     asked = [*torchrun(2), "-m", "oodles", "extract", "train", *NETWORK, "--out", "by-torchrun"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(asked, cwd=workspace, env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(asked, cwd=workspace, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("rows=600") == 1
     same(Features.load(workspace / "by-torchrun"), Features.load(store))

@@ -100,32 +100,46 @@ def check_verdicts(table, features, photos):
 
 
 def test_a_worker_that_is_killed_in_the_middle(photos, features, tmp_path):
-    def slow_guard():
+    (tmp_path / "calls").mkdir()
+
+    def waiting_guard():
         guard = oodles.Guard.load(SAVED, load("cifar10-small"))
         judge = guard.with_probability
 
         def counted(*inputs):
-            with (tmp_path / str(os.getpid())).open("a") as calls:
+            with (tmp_path / "calls" / str(os.getpid())).open("a") as calls:
                 calls.write(".")
-            time.sleep(0.1)
+            # a batch of rows is 9 calls: a worker that has begun the second has delivered the first
+            if calls_of(os.getpid()) == 12 and claim(tmp_path / "killed"):
+                time.sleep(600)
             return judge(*inputs)
 
         guard.with_probability = counted
         return guard
 
-    killed = []
+    def calls_of(worker):
+        return (tmp_path / "calls" / str(worker)).stat().st_size
+
+    def claim(path):
+        """Whether this worker is the first to get here."""
+        try:
+            with path.open("x") as file:
+                file.write(f"{os.getpid()}\n")
+        except FileExistsError:
+            return False
+        return True
 
     def kill_one():
-        """A batch of rows is 9 calls: a worker that has begun the second has delivered the first."""
-        while not killed:
+        while not (tmp_path / "killed").exists() or not (tmp_path / "killed").read_text().endswith("\n"):
             time.sleep(0.02)
-            killed.extend(path.name for path in tmp_path.iterdir() if path.stat().st_size >= 12)
-        os.kill(int(killed[0]), signal.SIGKILL)
+        os.kill(int((tmp_path / "killed").read_text()), signal.SIGKILL)
 
     threading.Thread(target=kill_one, daemon=True).start()
-    verdicts = distributed.score(distributed.from_paths(photos.iterdir()), slow_guard, workers=distributed.Workers(2))
+    verdicts = distributed.score(
+        distributed.from_paths(photos.iterdir()), waiting_guard, workers=distributed.Workers(2)
+    )
     table = pyarrow.concat_tables(verdicts.iter_batches(batch_format="pyarrow", batch_size=None))
-    assert len(list(tmp_path.iterdir())) >= 3, "a third worker took the place of the one that was killed"
+    assert len(list((tmp_path / "calls").iterdir())) >= 3, "a third worker took the place of the one that was killed"
     check_verdicts(table, features, photos)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.images import write_image
 from support.networks import Net, batched, one_thread, seeded  # noqa: F401
-from support.processes import Counted, extract_all, extract_slowly, fail_early, launch, refuse_all, spoiled
+from support.processes import extract_all, extract_slowly, fail_early, launch, refuse_all, spoiled
 from support.snapshots import same
 
 from oodles.errors import FileError
@@ -106,7 +106,6 @@ def test_an_error_in_one_process_ends_the_others_at_once(tmp_path):
     outcomes = launch(2, fail_early, tmp_path / "s")
     assert outcomes[1].error == "OSError: disk gone"
     assert outcomes[0].error == "OodlesError: process 1 of 2 failed: OSError: disk gone"
-    assert outcomes[0].seconds < 12, "its share takes 15 seconds"
 
 
 @pytest.mark.parametrize("then", [1, 2, 3])
@@ -143,8 +142,3 @@ def test_a_store_that_one_process_began_is_continued_by_several(tmp_path, monkey
     outcomes = launch(2, extract_slowly, tmp_path / "s", None)
     assert [outcome.value for outcome in outcomes] == [40, 40]
     same(Features.load(tmp_path / "s"), extract(seeded(Net), batches))
-
-
-def test_counted_datasets_count():
-    dataset = Counted(3)
-    assert [len(dataset), dataset[1][0].shape, dataset.read] == [3, torch.Size([3, 8, 8]), [1]]

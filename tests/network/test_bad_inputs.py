@@ -1,6 +1,7 @@
 """``extract`` with inputs of unusual types, inputs that give NaN, and worker processes that fail."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 import torch
 from support import networks
 from support.networks import batched, one_thread, pictures, seeded  # noqa: F401
+from support.processes import PATIENCE
 from support.snapshots import lived_in, portrait, same
 from torch.utils.data import DataLoader, Dataset
 
@@ -130,18 +132,30 @@ def test_a_row_too_large_for_float16_is_marked():
 
 
 class Fails(Dataset):
-    """Pictures, of which number 12 cannot be had."""
+    """Pictures, of which number 12 cannot be had once the loader is asked for it."""
 
     def __init__(self, how):
-        self.how, self.images = how, pictures(ROWS)
+        self.how, self.images, self.asked = how, pictures(ROWS), multiprocessing.Event()
 
     def __len__(self):
         return ROWS
 
     def __getitem__(self, row):
         if row == 12:
+            self.asked.wait(PATIENCE)
             self.how()
         return self.images[row]
+
+
+class Asking(DataLoader):
+    """Tells its dataset when the third batch is asked for: an error of a worker can then hit nothing else."""
+
+    def __iter__(self):
+        batches = super().__iter__()
+        for number in range(len(self)):
+            if number == 2:
+                self.dataset.asked.set()
+            yield next(batches)
 
 
 def cannot_be_read():
@@ -167,18 +181,20 @@ def ends_slowly():
 def test_a_worker_that_fails_is_one_line_and_the_store_continues(tmp_path, monkeypatch, how, message):
     monkeypatch.setattr(storing, "SHARD_SECONDS", 0.0)
     model = lived_in()
-    before = portrait(model)
+    before, others = portrait(model), {*multiprocessing.active_children()}
     with pytest.raises(DataError, match=message) as caught:
         extract(
             model,
-            DataLoader(Fails(how), batch_size=BATCH, num_workers=1, generator=torch.Generator()),
+            Asking(Fails(how), batch_size=BATCH, num_workers=1, generator=torch.Generator()),
             store=tmp_path / "s",
         )
     assert "\n" not in str(caught.value)
     assert portrait(model) == before
-    time.sleep(0.4)  # a worker that ends only now is not reported again
-    manifest = tmp_path / "s" / "manifest.json"
-    shards = [entry["rows"] for entry in json.loads(manifest.read_text())["shards"]] if manifest.exists() else []
-    assert shards in ([], [BATCH], [BATCH] * 2), "its death is noticed at any moment"
+    deadline = time.monotonic() + PATIENCE
+    while how is not cannot_be_read and {*multiprocessing.active_children()} - others and time.monotonic() < deadline:
+        time.sleep(0.01)  # a worker that ends only now is not reported again
+    shards = json.loads((tmp_path / "s" / "manifest.json").read_text())["shards"]
+    assert [entry["rows"] for entry in shards] == [BATCH] * 2
     whole = DataLoader(Fails(lambda: None), batch_size=BATCH)
+    whole.dataset.asked.set()
     same(extract(model, whole, store=tmp_path / "s"), extract(model, [pictures(ROWS)]))

@@ -2,11 +2,9 @@
 
 import copy
 import json
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from support import networks
 from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
+from support.processes import PATIENCE, start, wait_for
 from support.snapshots import lived_in, numbers, portrait, same
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -487,6 +486,7 @@ def test_a_quick_extraction_writes_one_shard(tmp_path):
 
 KILLED = """
     import sys, time
+    from pathlib import Path
     sys.path.insert(0, sys.argv[1])
     import torch
     torch.set_num_threads(1)
@@ -495,37 +495,32 @@ KILLED = """
 
     storing.SHARD_ELEMENTS = 1
 
-    def slow():
-        for batch in networks.batched(40, 4):
+    def batches():
+        for number, batch in enumerate(networks.batched(40, 4)):
+            if number == 3 and sys.argv[3:]:
+                Path(sys.argv[3]).touch()
+                time.sleep(600)
             yield batch
-            time.sleep(float(sys.argv[3]))
 
-    extraction.extract(networks.seeded(networks.Net), slow(), store=sys.argv[2])
+    extraction.extract(networks.seeded(networks.Net), batches(), store=sys.argv[2])
 """
 
 
 def test_a_killed_extraction_loses_no_row_and_repeats_none(tmp_path):
-    script, store = tmp_path / "run.py", tmp_path / "s"
+    script, store, halted = tmp_path / "run.py", tmp_path / "s", tmp_path / "halted"
     script.write_text(textwrap.dedent(KILLED))
-    tests = Path(networks.__file__).parents[1]
-    command = [sys.executable, str(script), str(tests), str(store)]
-    running = subprocess.Popen([*command, "0.15"])
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(store.glob("shard-*"))) < 3:
-            assert running.poll() is None, "the process ended before it could be killed"
-            assert time.monotonic() < deadline, "no shard in a minute"
-            time.sleep(0.01)
-    finally:
-        running.send_signal(signal.SIGKILL)
-        assert running.wait() == -signal.SIGKILL
+    command = [sys.executable, script, Path(networks.__file__).parents[1], store]
+    with start([*command, halted]) as running:
+        wait_for(halted.exists, running)
+        running.kill()
+        running.communicate()
     listed = [entry["file"] for entry in json.loads((store / "manifest.json").read_text())["shards"]]
-    assert 2 <= len(listed) < 10
+    assert len(listed) == 3
     kept = {file: (store / file).read_bytes() for file in listed}
     with pytest.raises(FileError, match="unfinished"):
         Features.load(store)
 
-    subprocess.run([*command, "0"], check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     resumed = Features.load(store)
     same(resumed, extract(seeded(networks.Net), networks.batched(40, 4)))
     assert len({tuple(row) for row in resumed.embedding.tolist()}) == len(resumed) == 40

@@ -30,6 +30,16 @@ def test_one_number_of_any_other_size_is_a_logit():
         torch.testing.assert_close(features.logits, F.pad(model.eval()(pictures(6)), (1, 0)), rtol=1e-5, atol=1e-6)
 
 
+def test_an_optional_head_that_is_not_there_leaves_the_logits_and_the_loader_is_read_once():
+    model, batches, seen = seeded(networks.Prototypes), batched(20, 5), []
+    with pytest.warns(UserWarning, match="no linear head was found: Prototypes has a prototype"):
+        features = extract(model, iter(batches), optional_head=True, on_first=seen.append)
+    assert features.head is None
+    assert torch.equal(features.logits, extract(model, batches, head=False).logits)
+    assert [torch.equal(*inputs.args, batches[0][0]) for inputs in seen] == [True]
+    assert extract(seeded(networks.Net), iter(batches), optional_head=True).head is not None
+
+
 def test_probabilities_used_as_logits_are_reported_once():
     """An average of several softmaxes has no logits, and energy and max_logit of probabilities mean little."""
     model = headed(lambda m, h: (m.fc(h).softmax(dim=1) + m.fc(-h).softmax(dim=1)) / 2)

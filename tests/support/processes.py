@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,8 +33,9 @@ from oodles.distributed.processes import Processes
 from oodles.features import Features
 from oodles.network import storing
 from oodles.network.extraction import extract
+from oodles.store.manifest import FAILED
 
-SECONDS = 90
+PATIENCE = 300  # seconds; more than a busy machine takes for anything here
 # of the installed packages: the server does not know the folder of the tests
 PRELOADED = ["hypothesis", "oodles.cli", "oodles.bench.experiment", "oodles.distributed", "torch.distributed"]
 
@@ -44,7 +45,26 @@ class Outcome(NamedTuple):
 
     value: Any = None
     error: str = ""
-    seconds: float = 0.0
+
+
+def start(command: Sequence[object], **options: Any) -> "subprocess.Popen[str]":
+    """Start a command that can be interrupted: a shell's background jobs, and what they start, ignore SIGINT."""
+    return subprocess.Popen(
+        [str(part) for part in command],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
+
+
+def wait_for(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait until a process that was started has got somewhere."""
+    deadline = time.monotonic() + PATIENCE
+    while not reached():
+        assert process.poll() is None, "the process ended too early"
+        assert time.monotonic() < deadline, f"nothing happened in {PATIENCE} seconds"
+        time.sleep(0.01)
 
 
 def torchrun(size: int) -> list[str]:
@@ -57,20 +77,19 @@ def launch(size: int, work: Callable[..., Any], *arguments: Any, alone: bool = F
     """Run ``work`` in that many processes; ``alone`` gives each an environment in which torchrun started only one."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    # a store at a free port, at which processes meet as under torchrun
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     running = []
     for rank, (_, end) in enumerate(pipes):
-        environment = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
-        environment |= {"MASTER_ADDR": "127.0.0.1"}
+        environment = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": store.port}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True}
         running.append(context.Process(target=_run, args=(end, {} if alone else environment, work, arguments)))
         running[-1].start()
         end.close()
     outcomes = {rank: Outcome(error="killed") for rank in range(size)}
     open_pipes = {pipe: rank for rank, (pipe, _) in enumerate(pipes)}
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while open_pipes and time.monotonic() < deadline:
         for pipe in wait(list(open_pipes), timeout=1):
             assert isinstance(pipe, Connection)
@@ -83,7 +102,7 @@ def launch(size: int, work: Callable[..., Any], *arguments: Any, alone: bool = F
         process.join(0.1 if open_pipes else 10)
         if process.is_alive():
             process.kill()
-    assert not open_pipes, f"processes {sorted(open_pipes.values())} still wait after {SECONDS} seconds"
+    assert not open_pipes, f"processes {sorted(open_pipes.values())} still wait after {PATIENCE} seconds"
     return [outcomes[rank] for rank in range(size)]
 
 
@@ -91,7 +110,6 @@ def _run(end: Connection, environment: dict[str, Any], work: Callable[..., Any],
     os.environ.update({name: str(value) for name, value in environment.items()})
     torch.set_num_threads(1)
     storing.SHARD_ELEMENTS = 1  # a shard per batch, so that there is something to lose
-    begun = time.monotonic()
     try:
         outcome = Outcome(work(*arguments))
     except BaseException as error:
@@ -99,7 +117,7 @@ def _run(end: Connection, environment: dict[str, Any], work: Callable[..., Any],
             traceback.print_exc()
         outcome = Outcome(error=f"{type(error).__name__}: {error}")
     # pickled here: multiprocessing would leave tensors in memory of a process that is about to end
-    end.send_bytes(pickle.dumps(outcome._replace(seconds=time.monotonic() - begun)))
+    end.send_bytes(pickle.dumps(outcome))
 
 
 # What the processes do ----------------------------------------------------------------------------
@@ -212,27 +230,23 @@ def extract_slowly(folder: Path, killed: int | None) -> int:
         return len(extract(seeded(Net), Loader([], 10), store=folder, processes=processes, progress=False))
 
 
-def fail_early(folder: Path) -> int:
-    """The last process fails at once; the others would need half a minute for their shares. Returns their batches."""
-    read = 0
+def fail_early(folder: Path) -> None:
+    """The last process fails; the first is in the middle of its share then, and must not go on with it."""
     with join() as processes:
         last = processes.rank == processes.size - 1
 
-        def slow() -> Iterator[Any]:
-            nonlocal read
-            for number, batch in enumerate(batched(60, 1)):
-                if number and last:
-                    raise OSError("disk gone")
-                yield batch
-                read += 1
-                time.sleep(0.5 if number and not last else 0)
-
         class Loader(Stream):
             def __iter__(self) -> Iterator[Any]:
-                return slow()
+                for number, batch in enumerate(batched(60, 1)):
+                    if number and last:
+                        raise OSError("disk gone")
+                    yield batch
+                    deadline = time.monotonic() + PATIENCE
+                    while number and not (folder / FAILED).exists() and time.monotonic() < deadline:
+                        time.sleep(0.01)
+                    assert number < 3, "the process went on"
 
         extract(seeded(Net), Loader([], 60), store=folder, processes=processes, progress=False)
-    return read
 
 
 def fit_all(store: Path, specs: Sequence[str]) -> dict[str, torch.Tensor]:

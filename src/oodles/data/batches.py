@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -182,7 +183,12 @@ def loader_failure(error: Exception) -> DataError:
     if lines[0].startswith("Caught "):
         reason = next((line for line in reversed(lines) if re.match(rf"[\w.]*\b{name}\b", line)), lines[-1])
         return DataError(f"the loader's dataset failed in a worker process: {reason}")
-    what = "a worker process of the loader died" if is_dead_worker(error) else "the loader failed"
+    # the variables of its frames keep the loader's iterator alive, and while it lives torch reports the end of its
+    # workers, at any moment
+    traceback.clear_frames(error.__traceback__)
+    # whether torch reports its end or its connection is lost first is a matter of time
+    died = is_dead_worker(error) or isinstance(error, ConnectionError | EOFError)
+    what = "a worker process of the loader died" if died else "the loader failed"
     return DataError(
         f"{what} ({lines[0].strip() or name}); use fewer workers or smaller batches if memory is short, or "
         "num_workers=0 to see the cause"
@@ -190,12 +196,8 @@ def loader_failure(error: Exception) -> DataError:
 
 
 def is_dead_worker(error: Exception) -> bool:
-    """Whether a DataLoader's worker has ended; its parent raises that wherever its own code is at that moment.
-
-    If it notices first that nothing comes from the worker any more, it is an error of the connection.
-    """
-    lost = isinstance(error, ConnectionError | EOFError)
-    return lost or (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"))
+    """Whether an error is torch's report that a DataLoader's worker has ended, which may come at any moment."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 class _Takes:

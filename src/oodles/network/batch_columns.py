@@ -1,7 +1,7 @@
 """``BatchColumns``: from a batch of a loader to the columns that are kept of it."""
 
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,10 +39,13 @@ class BatchColumns:
     on_bad: OnBad
     declared_names: tuple[str, ...]
     amp: torch.dtype | None
+    on_first: Callable[[Inputs], None] | None = None
 
     def batches(self, loader: Iterable[Any], advance: Advance) -> Generator[tuple[Inputs, Tensor | None]]:
         """The loader's batches, with labels as numbers of the model's classes."""
-        for inputs, labels in self.reader.read(loader):
+        for number, (inputs, labels) in enumerate(self.reader.read(loader)):
+            if number == 0 and self.on_first is not None:
+                self.on_first(inputs)
             yield inputs, labels if labels is None or self.relabel is None else self.relabel[labels]
             advance(len(inputs))
 

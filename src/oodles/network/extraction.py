@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from operator import length_hint
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 
 from oodles.columns import LAYER, Columns, check_precision
 from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
+from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError
@@ -36,6 +37,7 @@ def extract(
     loader: Iterable[Any],
     *,
     head: HeadName = None,
+    optional_head: bool = False,
     layers: Sequence[str] = (),
     steps: Sequence[Step] = (),
     device: torch.device | str | None = None,
@@ -52,6 +54,7 @@ def extract(
     verify: bool = False,
     processes: Processes | None = None,
     progress: bool = True,
+    on_first: Callable[[Inputs], None] | None = None,
 ) -> Features:
     """Run ``model`` once over ``loader`` and keep the inputs of its last linear layer, and its logits.
 
@@ -63,9 +66,12 @@ def extract(
     have several classes; a model that ends in a sigmoid, or whose configuration says so, is recognised.
 
     The last linear layer is found and verified automatically; ``head`` is its name if that fails, and ``head=False``
-    keeps only the logits. The pooled activations of the inner modules ``layers`` and the results of the input ``steps``
-    are kept as well; a detector that needs them lists them in ``.layers`` and ``.steps()``. ``batch_size`` is how many
-    inputs the network sees at a time. The model is left as it was.
+    keeps only the logits. With ``optional_head=True``, a model without a linear layer at its end gives a warning and
+    features without embeddings (``features.head is None``) instead of an error. The pooled activations of the inner
+    modules ``layers`` and the results of the input ``steps`` are kept as well; a detector that needs them lists them in
+    ``.layers`` and ``.steps()``. ``batch_size`` is how many inputs the network sees at a time. The model is left as it
+    was. The loader is read once; ``on_first`` is called with the inputs of its first batch, for example to keep their
+    shapes.
 
     An input for which the network gives NaN or infinite values is an error that names it. With ``on_bad="mark"`` such
     inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
@@ -102,7 +108,8 @@ def extract(
     relabel = None if labels is False else label_map(network, loader, classes)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = BatchColumns(
-            forward=ForwardPass(network, head, layers),
+            forward=ForwardPass(network, head, layers, optional_head=optional_head),
+            on_first=on_first,
             reader=BatchReader(network, labels),
             steps=tuple(steps),
             device=target,
@@ -122,6 +129,7 @@ def extract(
                 about = {
                     "model": _fingerprint(network, Path(store)),
                     "head": head,
+                    "optional_head": optional_head,
                     **Wanted(layers, steps).record_in(Path(store)),
                     "dtype": str(dtype),
                     "labels": labels,
@@ -183,16 +191,16 @@ def _warn_of_bad_rows(features: Features) -> Features:
 
 @contextmanager
 def _naming_dead_workers() -> Iterator[None]:
+    """Raise one line if a DataLoader's worker dies, whatever code was running when torch reported it."""
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        if not is_dead_worker(cause):
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(cause)
+        dead = next((each for each in chain if isinstance(each, Exception) and is_dead_worker(each)), None)
+        if dead is None:
             raise
-        # their variables keep the loader's iterator alive, and while it lives torch reports the end of its workers,
-        # at any moment
-        for each in (cause, error):
-            traceback.clear_frames(each.__traceback__)
-        if error is not cause:
-            raise
-        raise loader_failure(error) from error
+        for each in chain:
+            traceback.clear_frames(each.__traceback__)  # they keep the loader alive
+        raise loader_failure(dead) from dead

@@ -57,14 +57,21 @@ class Pass(NamedTuple):
 
 
 class ForwardPass:
-    """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep."""
+    """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep.
 
-    def __init__(self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = ()) -> None:
+    With ``optional_head``, a network without a linear head gives a warning and only logits, where it would otherwise
+    raise :class:`oodles.errors.HeadError`.
+    """
+
+    def __init__(
+        self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = (), *, optional_head: bool = False
+    ) -> None:
         modules = dict(network.named_modules())
         for name in layers:
             read_layer(name, modules, type(network).__name__)  # a wrong name is refused before anything runs
         self.network = network
         self.head = head
+        self.optional_head = optional_head
         self.layers = tuple(layers)
         self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
@@ -82,16 +89,24 @@ class ForwardPass:
         """A tap on the last layer and the inner ones; the head is located once, on the first inputs."""
         if self._tap is None:
             if self.head is not False:
-                # outside inference mode, because the head's weights take part in backward passes
-                with torch.inference_mode(False), torch.no_grad():
-                    try:
-                        self.located = _find(self.network, inputs, self.head)
-                    except OodlesError:
-                        raise
-                    except Exception as error:
-                        raise rejected(self.network, inputs, error) from error
+                self.located = self._locate(inputs)
             self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
         return self._tap
+
+    def _locate(self, inputs: Inputs) -> LocatedHead | None:
+        # outside inference mode, because the head's weights take part in backward passes
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                return _find(self.network, inputs, self.head or None)
+            except HeadError as error:
+                if not self.optional_head:
+                    raise
+                warnings.warn(f"only logits are used, since no linear head was found: {error}", stacklevel=4)
+                return None
+            except OodlesError:
+                raise
+            except Exception as error:
+                raise rejected(self.network, inputs, error) from error
 
     @property
     def multilabel(self) -> bool:
