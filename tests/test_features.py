@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.memory import peak_bytes
 
 from oodles import features as features_module
 from oodles import store
 from oodles.detectors import Energy
 from oodles.errors import ArgumentError, DataError, FileError, ShapeError
 from oodles.features import Features, Head
-from oodles.testing import peak_bytes
 
 ROWS, WIDTH, CLASSES = 23, 6, 4
 

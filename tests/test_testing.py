@@ -161,13 +161,6 @@ class ClipsInfinity(Distance):
         return super().score(Features.unvalidated({"embedding": features.embedding.clamp(max=1e4)}))
 
 
-class ComparesWithEverything(Distance):
-    """Holds far more numbers per row than it says."""
-
-    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        return -(embedding[:, :, None].expand(-1, -1, 50) - self.mean_[:, None]).square().mean(dim=2).sum(dim=1)
-
-
 class NeighbourlyODIN(ODIN):
     def score_values(self, values: Tensor) -> Tensor:
         return super().score_values(values) - values.mean()
@@ -199,7 +192,6 @@ class ForgetfulODIN(ODIN):
         (TakesAnyWidth(p=0.5), "another width must raise ShapeError"),
         (GivesInfinityForHugeRows(), "infinite scores"),
         (ClipsInfinity(), "an infinite embedding must get NaN"),
-        (ComparesWithEverything(), "numbers per row, numbers_per_row states 232"),
         (NeighbourlyODIN(epsilon=0.004), "depend on the batch size"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Detector) else "",

@@ -3,9 +3,7 @@
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -207,18 +205,6 @@ def huge_rows_have_no_infinite_score(detector: Detector, features: Features) -> 
         assert scores.isnan().nonzero().flatten().tolist() == [2], f"{detector}: an infinite {name} must get NaN"
 
 
-def memory_is_stated(detector: Detector, features: Features) -> None:
-    """Scoring holds no more numbers per row than ``numbers_per_row`` states, by which batches are sized."""
-    fit_and_tune(detector, features)
-    used = _used(detector, features)
-    columns = [used.get(name, features.embedding[:, :0]) for name in (*INPUTS, *extra_columns(detector))]
-    half, whole = (peak_bytes(partial(_score_rows, detector, columns, len(features) // part)) for part in (2, 1))
-    per_row = (whole - half) / (len(features) - len(features) // 2) / columns[0].element_size()
-    width = sum(column.shape[1] for name, column in used.items() if name != "logits")
-    stated = detector.numbers_per_row(width, features.classes)
-    assert per_row <= stated, f"{detector} holds {per_row:.0f} numbers per row, numbers_per_row states {stated}"
-
-
 def bad_input_is_named(detector: Detector, features: Features) -> None:
     """Wrong widths, NaN and empty input raise errors of the right kind."""
     fit_and_tune(detector, features)
@@ -248,25 +234,8 @@ CHECKS: tuple[Check, ...] = (
     saving_keeps_scores,
     exporting_keeps_scores,
     huge_rows_have_no_infinite_score,
-    memory_is_stated,
     bad_input_is_named,
 )
-
-
-def peak_bytes(action: Callable[[], object]) -> int:
-    """The most memory that tensors took at any one time while ``action`` ran, as PyTorch's profiler has it."""
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        action()
-    results = profile.kineto_results
-    assert results is not None
-    changes = (event.nbytes() for event in results.events() if event.name() == "[memory]")
-    return max(accumulate(changes), default=0)
-
-
-@torch.no_grad()
-def _score_rows(detector: Detector, columns: Sequence[Tensor], rows: int) -> Tensor:
-    scores: Tensor = detector(*(column[:rows] for column in columns))
-    return scores
 
 
 def _used(detector: Detector, features: Features) -> dict[str, Tensor]:

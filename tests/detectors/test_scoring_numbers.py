@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
+from support.memory import peak_bytes
 from torch import nn
 
 from oodles.calibration import Threshold
-from oodles.detectors import Detector, base, detector_list, parse
+from oodles.detectors import Detector, detector_list, parse
 from oodles.features import Features
 from oodles.guard import Guard
-from oodles.testing import example_features, peak_bytes
+from oodles.testing import example_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
 
@@ -82,24 +83,14 @@ def test_a_guard_of_a_double_network_checks_what_its_detector_sees(spec, value):
 # Memory -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(8, 10), (100, 50)], ids=str)
-@pytest.mark.parametrize("spec", [*SPECS, "knn(k=200)"])
-def test_scoring_takes_no_more_memory_than_it_may(spec, shape, monkeypatch):
-    if spec == "weiper":
-        spec = "weiper(repeats=12)"
-    rows = example_features(220, *shape)
+@pytest.mark.parametrize("spec", ["knn(k=200)", "weiper(repeats=12)", "rank_ensemble(('energy', 'knn'))", "dice(0.9)"])
+def test_scoring_takes_the_memory_of_some_rows_at_once(spec):
+    rows = example_features(2000, 8, 10)
     detector = parse(spec).fit(rows)
-    budget = 1 << 19
-    monkeypatch.setattr(base, "SCORING_BYTES", budget)
-    at_once = base._rows_at_once(detector, rows, 4)
-    features = rows[torch.arange(2 * at_once + 9) % len(rows)]
-    peak = peak_bytes(lambda: detector.score(features))
-    constant = 4 * max(tensor.numel() for tensor in [*detector.buffers(), torch.zeros(1)])  # of some product of it
-    assert peak <= budget + 8 * len(features) + 2 * constant
+    detector.rows_at_once = 100
+    few, all_rows = (peak_bytes(lambda part=part: detector.score(part)) for part in (rows[:100], rows))
+    assert all_rows <= 1.2 * few + 16 * len(rows), "twenty times as many rows"
 
 
-def test_narrow_rows_compared_with_many_are_scored_in_smaller_batches():
-    rows = example_features(3000, 8, 10)
-    detector = parse("knn").fit(rows)
-    assert 256e6 > 4 * 2048 * base._rows_at_once(detector, rows, 4) > 32e6
-    assert base._rows_at_once(parse("energy").fit(rows), rows, 4) > 100_000
+def test_an_ensemble_scores_as_few_rows_at_once_as_its_members():
+    assert parse("rank_ensemble(('energy', 'weiper', 'knn'))").rows_at_once == parse("weiper").rows_at_once < 1000

@@ -17,8 +17,6 @@ from oodles.features import Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
-SCORING_BYTES = 1 << 26  # what scoring a batch may hold in memory besides its rows, as far as detectors state it
-
 HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
 
 Statistics = dict[str, Any]
@@ -44,6 +42,7 @@ class Detector(Described):
 
     learns_from: tuple[str, ...] = ()
     scores_from: tuple[str, ...] = INPUTS
+    rows_at_once = 1 << 16  # that ``forward`` is given; fewer if it needs much memory for a row
     shape_: Tensor | None
     probe_: Tensor | None
     # True if all statistics are of the embedding alone and may be shared with other detectors under their names
@@ -80,13 +79,6 @@ class Detector(Described):
 
         ``others`` are the further columns of ``scores_from``, in its order.
         """
-
-    def numbers_per_row(self, width: int, classes: int) -> int:
-        """The most numbers per row that :meth:`forward` holds at the same time: batches for scoring are sized by it.
-
-        ``width`` is that of all columns it scores from except the logits, ``classes`` that of the logits.
-        """
-        return 8 * (width + classes)
 
     # Fitting ----------------------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ def _score_batches(detector: Detector, features: Features) -> Iterator[Tensor]:
     """The scores of each batch; a row that is not finite in the detector's precision has NaN."""
     buffer = float_buffer(detector)
     wanted, names = detector.scores_from, (*INPUTS, *extra_columns(detector))
-    for batch in features.batches(_rows_at_once(detector, features, 8 if buffer is None else buffer.element_size())):
+    for batch in (part for piece in features.batches() for part in piece.batches(detector.rows_at_once)):
         columns = [batch.column(name) if name in wanted else None for name in names]
         first = next(column for column in columns if column is not None)
         wide = torch.float64 if first.dtype == torch.float64 else torch.float32
@@ -289,14 +281,6 @@ def _joined(parts: Iterator[Tensor], rows: int) -> Tensor:
         scores[start : start + len(part)] = part
         start += len(part)
     return scores
-
-
-def _rows_at_once(detector: Detector, features: Features, number_bytes: int) -> int:
-    """How many rows to score together so that no more than ``SCORING_BYTES`` are needed."""
-    width = sum(features[:1].column(name).shape[1] for name in extra_columns(detector))
-    width += features.width if "embedding" in detector.scores_from else 0
-    classes = features.classes if detector.shape_ is None else int(detector.shape_[1])
-    return max(1, SCORING_BYTES // (number_bytes * max(1, detector.numbers_per_row(width, classes))))
 
 
 def extra_columns(detector: Detector) -> tuple[str, ...]:

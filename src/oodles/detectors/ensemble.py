@@ -72,6 +72,7 @@ class RankEnsemble(NetworkDetector):
         self.reduction = reduction
         self.holdout = holdout
         self.ranks_itself = holdout > 0 and not any(needs_network(each) or extra_columns(each) for each in members)
+        self.rows_at_once = min(member.rows_at_once for member in members)
         self.layers = layers_of(members)
         learned = [name for member in members for name in member.learns_from]
         self.learns_from = tuple(dict.fromkeys([*learned, *(self.scores_from if self.ranks_itself else ())]))
@@ -205,11 +206,6 @@ class RankEnsemble(NetworkDetector):
             return ranks.mean(dim=0)
         log_ranks = log_ndtr(deviations)
         return log_ranks.amin(dim=0) if self.reduction == "min" else log_ranks.mean(dim=0)
-
-    @override
-    def numbers_per_row(self, width: int, classes: int) -> int:
-        members = self.scoring_members()
-        return max(each.numbers_per_row(width, classes) for each in members) + 8 * len(members)
 
     def deviations(self, scores: Tensor) -> Tensor:
         """The members' scores ``(members, n)`` on one scale: in standard deviations from the ID median."""

@@ -41,6 +41,7 @@ class Gram(NetworkDetector):
     ('layer3:gram(5)', 'layer4:gram(5)')
     """
 
+    rows_at_once = 128  # a row of all layers and orders has thousands of values
     low_: Tensor
     high_: Tensor
     scale_: Tensor

@@ -1,6 +1,5 @@
 """Detectors that keep training rows: KNN and NNGuide."""
 
-import math
 import warnings
 
 import torch
@@ -20,6 +19,7 @@ TILE, CHUNK = 512, 2048  # rows compared at a time, and with how many of the ban
 
 
 class _Neighbours(Detector):
+    rows_at_once = 4096  # of narrow rows, the neighbours take most memory
     bank_: Tensor
 
     def __init__(self, *, k: int = 10, bank: int = BANK) -> None:
@@ -32,12 +32,6 @@ class _Neighbours(Detector):
     @override
     def begin(self) -> dict[str, Statistic]:
         return {"rows": RowSample(self.bank)}
-
-    @override
-    def numbers_per_row(self, width: int, classes: int) -> int:
-        bank = len(self.bank_)
-        found = min(bank, self.k * math.ceil(bank / CHUNK))  # the nearest of each chunk
-        return super().numbers_per_row(width, classes) + min(bank, CHUNK) + 2 * found + 6 * min(bank, self.k)
 
     def _keep(self, bank: Tensor) -> None:
         if len(bank) < self.k:

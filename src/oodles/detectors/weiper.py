@@ -40,6 +40,7 @@ class WeiPer(Detector):
 
     learns_from = ("embedding", "head")
     scores_from = ("embedding",)
+    rows_at_once = 512
     heads_: Tensor
     bias_: Tensor
     range_: Tensor
@@ -106,11 +107,6 @@ class WeiPer(Detector):
             + self.confidence * confidence
         )
         return score.to(embedding.dtype)
-
-    @override
-    def numbers_per_row(self, width: int, classes: int) -> int:
-        together = max(width, classes * min(self.repeats, max(1, TOGETHER // classes)))
-        return super().numbers_per_row(width, classes) + 12 * together + 20 * self.bins
 
     def _copies(self, embedding: Tensor) -> Iterator[Tensor]:
         """Logits ``(n, copies, C)`` of a few copies of the head at a time.
