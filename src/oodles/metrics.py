@@ -9,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from oodles.errors import ArgumentError, DataError
-from oodles.score_keys import score_keys
 
 if TYPE_CHECKING:  # rows and their tables do not need torch
     import torch
@@ -62,15 +61,6 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values, for JSON."""
         return asdict(self)
-
-
-class Names(TypedDict):
-    """The names that identify a row."""
-
-    detector: str
-    id_set: str
-    ood_set: str
-    run: str
 
 
 def evaluate(
@@ -123,7 +113,11 @@ def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95, positiv
         raise ArgumentError(f"tpr={tpr} must lie in (0, 1]")
     _check_kind(positive)
     ids, oods = _array("id_scores", id_scores), _array("ood_scores", ood_scores)
-    return _fpr_id(ids, oods, tpr) if positive == "id" else _fpr_ood(ids, oods, tpr)
+    if positive == "id":
+        rank = len(ids) - _at_least(tpr, len(ids))
+        return float(np.count_nonzero(oods >= np.partition(ids, rank)[rank])) / len(oods)
+    rank = _at_least(tpr, len(oods)) - 1
+    return float(np.count_nonzero(ids <= np.partition(oods, rank)[rank])) / len(ids)
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> float:
@@ -203,6 +197,44 @@ def _totals(ids: Array, oods: Array) -> _Totals:
     low, high = _both(lambda: work(blocks[:half]), lambda: work(blocks[half:]), parallel=parallel and half > 0)
     total: _Totals = low + high
     return total
+
+
+def score_keys(ids: Array, oods: Array) -> Array:
+    """Return an unsigned integer for each score: its rank among all possible scores, doubled, plus 1 if it is OOD.
+
+    Sorting them sorts the scores and says which are OOD, without a permutation; among equal scores ID comes first.
+    """
+    kind = np.result_type(ids, oods)
+    both = np.concatenate([ids, oods], dtype=np.float32 if kind == np.float16 else kind)
+    order = _order(both) if both.dtype in (np.float32, np.float64) else None
+    if order is None:
+        order = np.unique(np.concatenate([ids, oods]), return_inverse=True)[1]
+    keys: Array = order.view(np.dtype(f"u{order.itemsize}"))
+    keys <<= 1
+    keys[len(ids) :] |= 1
+    return keys
+
+
+def _order(scores: Array) -> Array | None:
+    """Return integers from 0 in the order of the scores, in their place; None if their range needs every bit.
+
+    The bits of a float, read as an integer, are in its order, once those of negative ones are negated.
+    """
+    size: Array = scores.view(np.dtype(f"i{scores.itemsize}"))
+    most = np.iinfo(size.dtype).max
+    sign = size >> (8 * size.itemsize - 1)
+    size &= most
+    # nothing lies between zero and the smallest size: without that gap, the range hardly ever needs every bit
+    gap = size.min() - 1
+    if gap < 0:
+        gap = np.min(size, where=size > 0, initial=most) - 1
+        np.maximum(size, gap, out=size)
+    size -= gap
+    size ^= sign
+    size -= sign
+    low, high = size.min(), size.max()
+    size -= low
+    return size if int(high) - int(low) <= most else None
 
 
 @dataclass
@@ -298,8 +330,6 @@ class _Block:
 def _level(values: Array, first: Array, source: Array, sizes: Array) -> None:
     """Set each of several ranges of ``values``, which begin at ``first``, to the value at its ``source``."""
     several = np.flatnonzero(sizes > 1)
-    if not len(several):
-        return
     first, source, sizes = first[several], source[several], sizes[several]
     places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
     values[places] = np.repeat(values[source], sizes)
@@ -312,16 +342,6 @@ def _both(one: Callable[[], Any], two: Callable[[], Any], *, parallel: bool) -> 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(two)
         return one(), other.result()
-
-
-def _fpr_id(ids: Array, oods: Array, tpr: float) -> float:
-    rank = len(ids) - _at_least(tpr, len(ids))
-    return float(np.count_nonzero(oods >= np.partition(ids, rank)[rank])) / len(oods)
-
-
-def _fpr_ood(ids: Array, oods: Array, tpr: float) -> float:
-    rank = _at_least(tpr, len(oods)) - 1
-    return float(np.count_nonzero(ids <= np.partition(oods, rank)[rank])) / len(ids)
 
 
 def _at_least(rate: float, n: int) -> int:
@@ -348,11 +368,8 @@ def _bootstrap(ids: Array, oods: Array, resamples: int, seed: int) -> dict[str, 
         at = len(ids) - 1 - (accepted < need).sum(axis=1)
         above = len(oods) - below[np.arange(count), ood_below[at]]
         drawn["fpr95"].append(above / len(oods))
-    return {
-        name: (float(ends[0]), float(ends[1]))
-        for name, values in drawn.items()
-        for ends in [np.quantile(np.concatenate(values), [0.025, 0.975])]
-    }
+    ends = {name: np.quantile(np.concatenate(values), [0.025, 0.975]) for name, values in drawn.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
 def _resample(generator: np.random.Generator, n: int, count: int) -> Array:
@@ -362,8 +379,10 @@ def _resample(generator: np.random.Generator, n: int, count: int) -> Array:
 
 
 def _array(name: str, scores: Scores) -> Array:
-    tensor = getattr(scores, "detach", None)
-    array: Array = np.asarray(scores if tensor is None else _as_numpy(tensor().cpu()))
+    if hasattr(scores, "detach"):
+        tensor = scores.detach().cpu()
+        scores = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    array: Array = np.asarray(scores)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{name} must be numbers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:
@@ -372,13 +391,6 @@ def _array(name: str, scores: Scores) -> Array:
         bad = np.flatnonzero(~(array < np.inf))
         fact = f"{len(bad)} of {len(array)} scores are NaN or +inf, the first at index {bad[0]}"
         raise DataError(f"{name}: {fact}; leave those inputs out, or find out what they are")
-    return array
-
-
-def _as_numpy(tensor: "torch.Tensor") -> Array:
-    import torch
-
-    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 
