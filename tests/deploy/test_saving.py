@@ -36,7 +36,7 @@ from oodles.detectors import (
     detector_list,
     parse,
 )
-from oodles.detectors.described import describe
+from oodles.detectors.arguments import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
 from oodles.features import Features
 from oodles.functional import energy, msp

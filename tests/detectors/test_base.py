@@ -25,7 +25,7 @@ from oodles.detectors import (
     fit_together,
     parse,
 )
-from oodles.detectors.described import describe
+from oodles.detectors.arguments import describe
 from oodles.detectors.registry import BUILT_IN
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
 from oodles.features import Features, Head

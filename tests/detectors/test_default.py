@@ -17,7 +17,7 @@ from support.networks import Net, NoBias, pictures, seeded
 import oodles as ood
 from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
-from oodles.detectors.described import describe
+from oodles.detectors.arguments import describe
 from oodles.detectors.ensemble import MIN_ROWS
 from oodles.detectors.network_detector import needs_network
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, ShapeError

@@ -16,8 +16,8 @@ from support.networks import Net, pictures, seeded, spread
 import oodles as ood
 from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
+from oodles.detectors.arguments import describe
 from oodles.detectors.base import Detector
-from oodles.detectors.described import describe
 from oodles.detectors.ensemble import MIN_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
 from oodles.detectors.network_detector import layers_of, steps_of
 from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError

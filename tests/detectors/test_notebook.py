@@ -4,7 +4,7 @@ import re
 
 from oodles import default_detector
 from oodles.detectors import DICE, KNN, MSP, Mahalanobis, RankEnsemble, ReAct
-from oodles.detectors.notebook import MOST
+from oodles.detectors.arguments import MAX_SHOWN
 from oodles.features import Features
 from oodles.testing import example_features
 
@@ -42,7 +42,7 @@ def test_a_notebook_shows_arguments_and_shapes_of_what_was_learned(features: Fea
 
 def test_a_large_ensemble_is_cut_short() -> None:
     lines = cells(default_detector().fit(example_features(rows=1000))._repr_html_())
-    assert len(lines) <= MOST + 10
+    assert len(lines) <= MAX_SHOWN + 10
     assert any(re.fullmatch(r"and \d+ more", line[0]) for line in lines)
 
 

@@ -28,7 +28,7 @@ from oodles.detectors import (
     detector_list,
     parse,
 )
-from oodles.detectors.described import describe
+from oodles.detectors.arguments import describe
 from oodles.detectors.registry import BUILT_IN
 from oodles.errors import ArgumentError
 

@@ -20,8 +20,8 @@ from oodles import __version__
 from oodles.calibration import Threshold, are_kept_scores
 from oodles.columns import PRECISIONS, is_finite
 from oodles.detectors import Detector
+from oodles.detectors.arguments import Described, class_key
 from oodles.detectors.base import INPUTS, check_fitted, extra_columns
-from oodles.detectors.described import Described, class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of

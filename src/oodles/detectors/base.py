@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from oodles.columns import is_finite, rows_not_finite
-from oodles.detectors.described import Described, describe
-from oodles.detectors.notebook import as_html
+from oodles.detectors.arguments import Described, as_html, describe
 from oodles.detectors.outliers import RowNorms
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
@@ -90,7 +89,7 @@ class Detector(Described):
     def partial_fit(self, batch: Features) -> Self:
         """Add one batch; :meth:`finish` completes the fit."""
         self._require_open()
-        self.observe(batch, self._receive(batch, None))
+        self.observe(batch, self._receive(batch))
         self._norms.add(batch, learned_columns([self] if self._statistics else []))
         return self
 
@@ -101,11 +100,8 @@ class Detector(Described):
         self._require_open()
         if other._statistics is None:
             raise NotFittedError(f"{other} has no statistics to merge; call .partial_fit(batch) on it, not .fit")
-        if self._statistics is None:
-            self._statistics, self._head, self._seen = self.begin(), other._head, other._seen
-            self._norms, self._device = RowNorms(), other._device
-        _check_same_model(self, other._head, other._seen, other)
-        for name, statistic in self._statistics.items():
+        statistics = self._continue(other._head, other._seen, other._device, other)
+        for name, statistic in statistics.items():
             statistic.merge(other._statistics[name])
         self._norms.merge(other._norms)
         return self
@@ -136,16 +132,17 @@ class Detector(Described):
         if self._statistics is None and self.shape_ is not None:
             raise ArgumentError(f"{self} is fitted and kept no statistics to add to; use a new one with partial_fit")
 
-    def _receive(self, batch: Features, shared: Statistics | None) -> Statistics:
-        """Check that a batch matches the earlier ones, and return the statistics it is to be added to."""
+    def _receive(self, batch: Features) -> Statistics:
+        """Return the statistics that a batch is to be added to."""
         _require_columns(self, batch, self.learns_from, "learns from")
+        return self._continue(batch.head, (batch.width, batch.classes), batch.device, batch)
+
+    def _continue(self, head: Head | None, seen: tuple[int, int], device: torch.device, what: object) -> Statistics:
+        """Return the statistics so far, if what is to be added to them comes from the same model."""
         if self._statistics is None:
-            begun = self.begin()
-            if shared is not None:
-                begun = {name: shared.setdefault(name, statistic) for name, statistic in begun.items()}
-            self._statistics, self._head, self._seen = begun, batch.head, (batch.width, batch.classes)
-            self._norms, self._device = RowNorms(), batch.device
-        _check_same_model(self, batch.head, (batch.width, batch.classes), batch)
+            self._statistics, self._norms = self.begin(), RowNorms()
+            self._head, self._seen, self._device = head, seen, device
+        _check_same_model(self, head, seen, what)
         return self._statistics
 
     # Scoring ----------------------------------------------------------------------------------
@@ -193,9 +190,12 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
     try:
         for batch in features.batches() if learners else ():
             for detector in learners:
-                statistics = detector._receive(batch, shared if detector._shares_statistics else None)
+                first = detector._statistics is None
+                statistics = detector._receive(batch)
                 if not detector._shares_statistics:
                     detector.observe(batch, statistics)
+                elif first:
+                    statistics.update({name: shared.setdefault(name, own) for name, own in statistics.items()})
             for statistic in shared.values():
                 statistic.add(batch.embedding)
             if not columns:

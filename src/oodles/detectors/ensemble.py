@@ -71,11 +71,11 @@ class RankEnsemble(NetworkDetector):
         self.detectors = tuple(member.spec for member in members)
         self.reduction = reduction
         self.holdout = holdout
-        self.ranks_itself = holdout > 0 and not any(needs_network(each) or extra_columns(each) for each in members)
+        self.holds_out_rows = holdout > 0 and not any(needs_network(each) or extra_columns(each) for each in members)
         self.rows_at_once = min(member.rows_at_once for member in members)
         self.layers = layers_of(members)
         learned = [name for member in members for name in member.learns_from]
-        self.learns_from = tuple(dict.fromkeys([*learned, *(self.scores_from if self.ranks_itself else ())]))
+        self.learns_from = tuple(dict.fromkeys([*learned, *(self.scores_from if self.holds_out_rows else ())]))
         self.learns_against = any(member.learns_against for member in self._network_members())
 
     @override
@@ -99,12 +99,12 @@ class RankEnsemble(NetworkDetector):
     @property
     @override
     def tunes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.ranks_itself else ("centre_", "spread_", "reference_")
+        return () if self.holds_out_rows else ("centre_", "spread_", "reference_")
 
     @property
     @override
     def tuned(self) -> bool:
-        return (self.ranks_itself or self.reference_ is not None) and all(map(is_tuned, self._members()))
+        return (self.holds_out_rows or self.reference_ is not None) and all(map(is_tuned, self._members()))
 
     @override
     def begin(self) -> dict[str, Statistic]:
@@ -113,12 +113,12 @@ class RankEnsemble(NetworkDetector):
             for place, member in enumerate(self._members())
             for name, statistic in member.begin().items()
         }
-        ranked = {HELD_OUT: RowSample(MAX_ROWS), LEARNED: RowSample(MIN_ROWS)} if self.ranks_itself else {}
+        ranked = {HELD_OUT: RowSample(MAX_ROWS), LEARNED: RowSample(MIN_ROWS)} if self.holds_out_rows else {}
         return whole | ranked
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        if self.ranks_itself:
+        if self.holds_out_rows:
             columns = torch.cat([batch.column(name).detach().float().cpu() for name in self._ranked()], dim=1)
             # of the embedding alone: logits computed from it round differently from batch to batch
             keys = row_keys(batch.embedding if batch.holds("embedding") else batch.logits)
@@ -135,7 +135,7 @@ class RankEnsemble(NetworkDetector):
     @override
     def learn(self, statistics: Statistics, head: Head) -> None:
         self.centre_ = self.spread_ = self.reference_ = None
-        rows = self._rows_to_rank(statistics[HELD_OUT], statistics[LEARNED]) if self.ranks_itself else None
+        rows = self._rows_to_rank(statistics[HELD_OUT], statistics[LEARNED]) if self.holds_out_rows else None
         for place, member in enumerate(self._members()):
             self.learn_member(member, _members_statistics(statistics, place), head)
         if rows is not None:

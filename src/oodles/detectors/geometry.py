@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_positive
+from oodles.detectors.arguments import check_positive
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, Mean, Statistic
 from oodles.errors import DataError

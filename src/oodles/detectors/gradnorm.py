@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_positive
+from oodles.detectors.arguments import check_positive
 from oodles.detectors.base import Detector
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from oodles.columns import LAYER
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.base import Statistics
 from oodles.detectors.network_detector import NetworkDetector
 from oodles.detectors.rankfeat import reduced
@@ -52,10 +53,8 @@ class Gram(NetworkDetector):
             raise ArgumentError(f"layers={layers!r} must be a list of names")
         if len(set(layers)) < len(layers):
             raise ArgumentError(f"layers={layers!r} has a name twice")
-        if isinstance(orders, bool) or orders not in range(1, 11):
-            raise ArgumentError(f"orders={orders!r} must be a whole number from 1 to 10")
         self.given_layers = tuple(layers)
-        self.orders = int(orders)
+        self.orders = check_whole("orders", orders, 1, 10)
         self.layers = tuple(reduced(layer, f"gram({self.orders})") for layer in layers)
         self.columns = tuple(LAYER + name for name in self.layers)
         self.learns_from = (*self.columns, "logits")

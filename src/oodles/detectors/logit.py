@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_positive, check_whole
+from oodles.detectors.arguments import Described, check_positive, check_whole, describe
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.described import Described, describe
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Head

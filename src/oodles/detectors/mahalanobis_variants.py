@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_positive
+from oodles.detectors.arguments import check_positive
 from oodles.detectors.base import Detector, Statistics
+from oodles.detectors.mahalanobis import TiedGaussian
 from oodles.detectors.statistics import ClassMoments, MomentsPerClass, Statistic
-from oodles.detectors.tied_gaussian import TiedGaussian
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features, Head
 

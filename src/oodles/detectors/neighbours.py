@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_whole
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import RowSample, Statistic, row_keys
 from oodles.errors import ArgumentError, FitWarning

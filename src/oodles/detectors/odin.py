@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from oodles.columns import LAYER, Columns
-from oodles.detectors.argument_checks import check_positive
+from oodles.detectors.arguments import check_positive
 from oodles.detectors.network_detector import SteppedDetector
 from oodles.features import Features
 from oodles.functional import max_logit, msp

@@ -9,7 +9,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from oodles.detectors.argument_checks import shown
+from oodles.detectors.arguments import shown
 from oodles.detectors.base import Detector
 from oodles.detectors.logit import CHAIN, LogitDetector, Shape, Sparsifier, Stage
 from oodles.detectors.registry import entries

@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 from typing import TypeVar
 
 from oodles.detectors.adascale import AdaSCALE
+from oodles.detectors.arguments import class_key
 from oodles.detectors.base import Detector
 from oodles.detectors.default import DefaultEnsemble, ReActScaleDICE
-from oodles.detectors.described import class_key
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.geometry import FDBD, MCM, NCI, SHE, CADRef
 from oodles.detectors.gradnorm import ExGrad, GradNorm, GradUncertainty

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_whole
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.logit import ScoreFunction, Shape
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Head

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.logit import ScoreFunction, Shapes, Sparsifier
 from oodles.errors import ArgumentError
 from oodles.functional import contribution, energy, keep_largest, keep_random, keep_units
@@ -101,7 +102,7 @@ class UnitPruning(Sparsifier):
 class _Seeded(Sparsifier):
     def __init__(self, *, p: float = 0.9, seed: int = 0, shape: Shapes = (), score: ScoreFunction = energy) -> None:
         super().__init__(p=p, shape=shape, score=score)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed, 0, MAX_SEED)
 
 
 class RandomK(_Seeded):
@@ -144,10 +145,3 @@ class UnitDropout(_Seeded):
     @override
     def mask(self, weight: Tensor, mean: Tensor) -> Tensor:
         return keep_random((1, weight.shape[1]), self.p, self.seed).expand(weight.shape[0], -1)
-
-
-def check_seed(seed: int) -> int:
-    """The seed, if a random generator takes it."""
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise ArgumentError(f"seed={seed} must be a whole number from 0 to 2**31 - 1")
-    return seed

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_whole
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import ClassMeans, RowSample, Statistic
 from oodles.errors import FitWarning

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from oodles.detectors.argument_checks import check_whole
+from oodles.detectors.arguments import check_whole
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.sparsifiers import check_seed
+from oodles.detectors.sparsifiers import MAX_SEED
 from oodles.detectors.statistics import RowSample, Statistic
 from oodles.errors import ArgumentError
 from oodles.features import Head
@@ -69,7 +69,7 @@ class WeiPer(Detector):
             raise ArgumentError(f"delta={delta} must be 0 or more")
         if not abs(weight) < 1e30 or not abs(confidence) < 1e30:
             raise ArgumentError(f"weight={weight} and confidence={confidence} must be finite")
-        self.repeats, self.delta, self.bins, self.seed = repeats, delta, bins, check_seed(seed)
+        self.repeats, self.delta, self.bins, self.seed = repeats, delta, bins, check_whole("seed", seed, 0, MAX_SEED)
         self.smooth, self.smooth_logits, self.weight, self.confidence = smooth, smooth_logits, weight, confidence
 
     @override

@@ -1,14 +1,20 @@
-"""Modules that know their constructor's arguments and declare what they learn: what saving, text and views rely on."""
+"""Modules that know their constructor's arguments: checked, stored, written as text and shown in notebooks."""
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from html import escape
+from numbers import Real
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from oodles.errors import ArgumentError
 from oodles.records.calls import write_call
+
+MAX_COUNT = 10**9  # larger counts of rows, classes or neighbours are mistakes
+MAX_SHOWN = 20  # learned tensors that a notebook shows
 
 
 class Learned(nn.Module):
@@ -93,3 +99,46 @@ def written(value: Any) -> str:
         inside = [str(each) if isinstance(each, Described) else repr(each) for each in value]
         return f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
     return str(getattr(value, "__name__", value))
+
+
+def check_whole(name: str, value: Any, low: int, high: int = MAX_COUNT) -> int:
+    """The value, if it is a whole number from ``low`` to ``high``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
+        raise ArgumentError(f"{name}={shown(value)} must be a whole number from {low:,} to {high:,}")
+    return cast(int, value)
+
+
+def check_positive(name: str, value: Any, low: float = 1e-6, high: float = 1e6) -> float:
+    """The value, if it is a positive number from ``low`` to ``high``, so that single precision can divide by it."""
+    number = cast(float, value)
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= number <= high:
+        raise ArgumentError(f"{name}={shown(value)} must be positive: a number from {low:g} to {high:g}")
+    return number
+
+
+def shown(value: Any) -> str:
+    """A value in a message, shortened."""
+    try:
+        return repr(value)[:40]
+    except ValueError:  # Python refuses to write whole numbers of thousands of digits
+        return "(a number of thousands of digits)"
+
+
+def as_html(detector: Any) -> str:
+    """Two columns: arguments with their values, learned tensors with their shapes; everything is escaped."""
+    learned = [
+        (name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}")
+        for name, tensor in detector.named_buffers()
+    ]
+    given = [(name, written(value)) for name, value in detector.arguments().items()]
+    state = "nothing to fit" if not detector.learns_from else "fitted" if detector.fitted else "not fitted"
+    if len(learned) > MAX_SHOWN:
+        learned = [*learned[:MAX_SHOWN], (f"and {len(learned) - MAX_SHOWN} more", "")]
+    groups = (("argument", given), ("learned", learned))
+    lines = [_line("th", kind, "") + "".join(_line("td", *pair) for pair in pairs) for kind, pairs in groups if pairs]
+    caption = f"<caption><code>{escape(str(detector))}</code>: {state}</caption>"
+    return f"<table>{caption}{''.join(lines)}</table>"
+
+
+def _line(kind: str, *cells: str) -> str:
+    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
