@@ -350,8 +350,22 @@ def test_fit_does_not_fall_back_for_a_detector_that_needs_the_head():
 def test_fit_reads_a_loader_that_can_be_read_once():
     guard = Guard.fit(networks.spread(seeded(networks.Net)), iter(TRAIN), calibration=iter(CALIBRATION))
     assert guard.threshold.calibration_size == 60
-    with pytest.raises(HeadError, match="prototype"):
-        Guard.fit(networks.spread(seeded(networks.Prototypes)), iter(TRAIN), calibration=iter(CALIBRATION))
+    with pytest.warns(UserWarning, match="only logits are used"):
+        guard = Guard.fit(networks.spread(seeded(networks.Prototypes)), iter(TRAIN), calibration=iter(CALIBRATION))
+    assert guard.head is False
+
+
+def test_fit_opens_each_loader_once():
+    opened = []
+
+    class Counted(list):
+        def __iter__(self):
+            opened.append(self)
+            return super().__iter__()
+
+    train, calibration = Counted(TRAIN), Counted(CALIBRATION)
+    Guard.fit(seeded(networks.Net), train, calibration=calibration, detector="knn")
+    assert [each is part for each, part in zip(opened, (train, calibration), strict=True)] == [True, True]
 
 
 @pytest.mark.filterwarnings("ignore:.*returns probabilities")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from oodles.calibration import Threshold, check_id_rate
-from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_batches, first_rows
+from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_rows
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.deploy.export import Exportable, export_guard, noise_images, refuse_steps
@@ -35,7 +35,7 @@ from oodles.functional import label_probability
 from oodles.network.classes import class_names
 from oodles.network.extraction import extract
 from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
-from oodles.network.forward import ForwardPass, HeadName, Pass, has_linear_head
+from oodles.network.forward import ForwardPass, HeadName, Pass
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
 from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
@@ -143,20 +143,26 @@ class Guard(nn.Module):
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
-        first = _first_inputs(model, train, labels)
-        optional = head is None and (chosen is None or not needs_head(chosen))
-        if optional and first is not None and not has_linear_head(model, first, device):
-            head = False
         layers = () if chosen is None else layers_of([chosen])
-        options: dict[str, Any] = {"head": head, "device": device, "layers": layers}
-        about: dict[str, Any] = {"labels": labels, "classes": classes, "multilabel": multilabel}
-        features = extract(model, train, **options, **about)
+        options: dict[str, Any] = {"device": device, "layers": layers, "labels": labels}
+        options |= {"classes": classes, "multilabel": multilabel}
+        probes: list[Probe | None] = []
+        features = extract(
+            model,
+            train,
+            head=head,
+            optional_head=head is None and (chosen is None or not needs_head(chosen)),
+            on_first=lambda inputs: probes.append(probe_like(inputs)),
+            **options,
+        )
+        if features.head is None:
+            head = False
         held_out: Callable[[Detector], Features] | None = None
         if calibration is not None:
 
             def held_out(fitted: Detector) -> Features:
                 tune([fitted], model, calibration, head=head, device=device, labels=labels)
-                return extract(model, calibration, **options, **about, steps=steps_of([fitted]))
+                return extract(model, calibration, head=head, steps=steps_of([fitted]), **options)
 
         fitted, threshold = fit_and_calibrate(features, chosen, calibration=held_out, id_rate=id_rate)
         guard = cls(
@@ -169,8 +175,8 @@ class Guard(nn.Module):
             multilabel=features.multilabel,
         )
         guard._loader = train if calibration is None else calibration
-        if guard.preprocessing is None and first is not None:
-            guard._probe = probe_like(first)
+        if guard.preprocessing is None:
+            guard._probe = probes[0]
         return guard
 
     def __repr__(self) -> str:
@@ -389,8 +395,3 @@ class Guard(nn.Module):
             repeat_self_test(test, model, guard._answers, rounded, path)
             guard._probe = Probe(test.args, test.kwargs)
         return guard
-
-
-def _first_inputs(model: nn.Module, train: Iterable[Any], labels: LabelsAt) -> Inputs | None:
-    """The first inputs of a loader; None if they cannot be read twice."""
-    return None if iter(train) is train else next(first_batches(BatchReader(unwrap(model), labels), train, 8))[0]

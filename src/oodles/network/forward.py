@@ -19,7 +19,7 @@ from oodles.network.head import locate_head, still_holds
 from oodles.network.outputs import logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
-from oodles.network.taps import Tap, eval_mode, has_convolutions, unwrap
+from oodles.network.taps import Tap, has_convolutions
 
 HeadName = str | Literal[False] | None
 """Name of the last linear layer; None to search for it, False to keep only the logits."""
@@ -173,17 +173,6 @@ class ForwardPass:
             f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
             stacklevel=2,
         )
-
-
-def has_linear_head(model: nn.Module, inputs: Inputs, device: torch.device | str | None) -> bool:
-    """Whether the model has a linear head, tried on some inputs; a warning says why not."""
-    with eval_mode(model, device) as target:
-        try:
-            ForwardPass(unwrap(model)).find_head(inputs.to(target))
-        except HeadError as error:
-            warnings.warn(f"only logits are used, since no linear head was found: {error}", stacklevel=3)
-            return False
-    return True
 
 
 def _warn_of_probabilities(network: nn.Module, output: Tensor) -> None:
