@@ -16,18 +16,19 @@ from scipy.stats import false_discovery_control, norm
 from oodles.calibration import (
     Conformal,
     Threshold,
-    are_kept_scores,
     benjamini_hochberg,
     calibrate,
     conformal,
     kept_scores,
     p_values,
+    restore_threshold,
 )
 from oodles.detectors import Detector, parse
-from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
+from oodles.errors import ArgumentError, DataError, FileError, FitWarning, NotFittedError
 from oodles.features import Features
 from oodles.testing import example_features
 
+RECORD: Any = {"value": 0.0, "id_rate": 0.5, "calibration_size": 3}
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 rates = st.sampled_from(RATES)
 
@@ -212,7 +213,7 @@ def test_all_scores_are_kept_in_order(rows: int) -> None:
     kept = kept_scores(np.random.default_rng(0).permutation(np.arange(float(rows))))
     assert kept.dtype == np.float32
     assert kept.tolist() == list(range(rows))
-    assert are_kept_scores(kept)
+    assert restore_threshold(RECORD, kept, "guard").id_scores is kept
 
 
 @pytest.mark.parametrize("rows", [10_001, 30_000])
@@ -222,7 +223,7 @@ def test_of_very_many_scores_a_random_choice_is_kept(rows: int) -> None:
     assert (np.diff(kept) > 0).all(), "in order, and each at most once"
     assert set(kept.tolist()) <= set(range(rows))
     assert kept.mean() == pytest.approx(rows / 2, rel=0.02)
-    assert are_kept_scores(kept)
+    assert restore_threshold(RECORD, kept, "guard").id_scores is kept
 
 
 def test_scores_are_kept_in_float32_only_if_that_changes_none() -> None:
@@ -247,8 +248,14 @@ def test_scores_are_kept_in_float32_only_if_that_changes_none() -> None:
     ],
 )
 def test_other_arrays_are_not_kept_scores(scores: Any) -> None:
-    assert not are_kept_scores(scores)
-    assert are_kept_scores(np.array([1.0, 1.0, 2.0])), "equal ones may follow each other"
+    with pytest.raises(FileError, match="guard has no usable scores"):
+        restore_threshold(RECORD, scores, "guard")
+
+
+def test_a_threshold_is_restored_with_or_without_scores() -> None:
+    equal = np.array([1.0, 1.0, 2.0])
+    assert restore_threshold(RECORD, equal, "guard").id_scores is equal
+    assert restore_threshold(RECORD, None, "guard") == Threshold(**RECORD)
 
 
 # P-values -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import ArgumentError, DataError, FileError
 
 if TYPE_CHECKING:  # what decides also runs where there is no torch
     from torch import Tensor
@@ -107,10 +107,13 @@ def kept_scores(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.sort(narrow if (narrow == scores).all() else scores)
 
 
-def are_kept_scores(scores: npt.NDArray[Any]) -> bool:
-    """Whether these are scores as :func:`kept_scores` gives them: sorted, finite and not too many."""
-    kept = scores.ndim == 1 and 1 <= len(scores) <= MAX_SCORES and scores.dtype in (np.float32, np.float64)
-    return bool(kept and np.isfinite(scores).all() and (scores[1:] >= scores[:-1]).all())
+def restore_threshold(record: dict[str, Any], scores: npt.NDArray[Any] | None, source: object) -> Threshold:
+    """Return the threshold that a file records; raise unless its scores are as :func:`kept_scores` gives them."""
+    if scores is not None:
+        kept = scores.ndim == 1 and 1 <= len(scores) <= MAX_SCORES and scores.dtype in (np.float32, np.float64)
+        if not kept or not np.isfinite(scores).all() or (scores[1:] < scores[:-1]).any():
+            raise FileError(f"{source} has no usable scores of its calibration set; write it again")
+    return Threshold(**record, id_scores=scores)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,15 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from oodles.cli.decoding import DecodedBatch, decode_ahead
-from oodles.cli.guards import ModelOptions, SavedGuard, load_saved
-from oodles.cli.inputs import InputSequence
-from oodles.cli.outputs import Output
 from oodles.cli.score import SETTINGS
-from oodles.cli.scorers import SavedScorer
-from oodles.cli.scoring import Counts, score_batches
+from oodles.data.decoding import Prepared
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
-from oodles.deploy.results.jobs import Job
+from oodles.deploy.opening import OpenGuard, open_guard
+from oodles.deploy.scoring import decode_ahead, score_files
+from oodles.deploy.sources import InputSequence
 from oodles.guard import Guard
 from oodles.models import load
 from studies.bench.results import Row, cost, from_record, sides
@@ -52,14 +49,6 @@ CASES = (
 )
 
 
-class Loaded(SavedScorer):
-    """A scorer whose model is at hand and not named on a command line."""
-
-    def __init__(self, saved: SavedGuard, guard: Guard) -> None:
-        super().__init__(saved, ModelOptions())
-        self._guard = guard
-
-
 def run(quick: bool = False) -> Iterator[Row]:
     """Networks and files of several sizes, in a process with the settings of the command, which torch reads early."""
     yield from map(from_record, in_child("studies.bench.scoring:measure_all", quick, environment=SETTINGS))
@@ -75,23 +64,19 @@ def measure_all(quick: bool) -> list[dict[str, Any]]:
 
 def _measure(case: Case, folder: Path, budget: float) -> Iterator[Row]:
     paths = _copies(case, sorted((folder / "images").iterdir()), folder / f"{case.network} {case.size}")
-    scorer = _scorer(case, folder / case.network)
-    job = Job(scorer.detector, scorer.threshold.value, 0.95, scorer.identity, case.transform.as_record(), BATCH)
-    output = Output(folder / "results.jsonl", as_csv=False, as_json=False, resume=False, force=True)
+    guard = _guard(case, folder / case.network)
 
     def whole() -> None:
-        batches, counts = InputSequence(paths).batches(BATCH), Counts()
-        output.deliver(job, batches, lambda left: score_batches(scorer, left, case.transform), counts.add)
+        score_files(guard, paths, folder / "results.jsonl", overwrite=True, batch_size=BATCH)
 
-    def decoding(workers: int | None = None) -> list[DecodedBatch]:
-        found = decode_ahead(InputSequence(paths).batches(BATCH), case.transform, workers)
-        return [batch for batch in found if isinstance(batch, DecodedBatch)]
+    def decoding(workers: int | None = None) -> list[list[Prepared]]:
+        return [images for _, images in decode_ahead(InputSequence(paths).batches(BATCH), case.transform, workers)]
 
-    decoded = [np.stack([each.pixels for each in batch.images if each.pixels is not None]) for batch in decoding()]
+    decoded = [np.stack([each.pixels for each in images if each.pixels is not None]) for images in decoding()]
 
     def network() -> None:
         for pixels in decoded:
-            scorer.score_images(pixels)
+            guard.judge(guard.batch(pixels))
 
     def network_on_one_core() -> None:
         threads = torch.get_num_threads()
@@ -124,7 +109,7 @@ def _copies(case: Case, originals: list[Path], folder: Path) -> list[Path]:
     return paths
 
 
-def _scorer(case: Case, folder: Path) -> SavedScorer:
+def _guard(case: Case, folder: Path) -> OpenGuard:
     """A saved guard with DICE for a network with whatever weights it has."""
     torch.manual_seed(0)
     model, size = case.make().eval(), case.transform.size
@@ -133,4 +118,4 @@ def _scorer(case: Case, folder: Path) -> SavedScorer:
         warnings.simplefilter("ignore")  # noise is classified as one class
         guard = Guard.fit(model, train, detector="dice(0.9)", preprocessing=case.transform)
     guard.save(folder)
-    return Loaded(load_saved(folder), guard)
+    return open_guard(folder, model)

@@ -73,9 +73,9 @@ def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, oodl
 
 def test_options_that_an_exported_guard_does_not_take(exported, fitted, refused):
     explain = ["explain", exported, "test/red/003.png"]
-    assert "contains its model and preprocessing; leave out --model" in refused(*explain, *NETWORK)
-    assert "contains its model and preprocessing; leave out --size" in refused(*explain, *SIZE)
-    assert "has no training rows to compare with; leave out --train" in refused(*explain, "--train", fitted / "train")
+    assert "contains its model and preprocessing; leave out the model" in refused(*explain, *NETWORK)
+    assert "contains its model and preprocessing; leave out the preprocessing" in refused(*explain, *SIZE)
+    assert "takes images, not the features" in refused(*explain, "--train", fitted / "train")
 
 
 def test_skipped_images(fitted, oodles_run):
@@ -92,7 +92,7 @@ def test_invalid_arguments_are_refused(fitted, refused, oodles_run, tmp_path):
     explain = ["explain", fitted / "guard", "test/red/003.png"]
     assert "images need --model and --checkpoint" in refused(*explain)
     assert "guards another model: the weights or hyperparameters differ" in refused(*explain, "--model", MODEL, *SIZE)
-    assert "1 of 4 images cannot be read" in refused("explain", fitted / "guard", "damaged", *NETWORK)
+    assert "damaged/broken.png cannot be read" in refused("explain", fitted / "guard", "damaged", *NETWORK)
     other = ["--model", MODEL, "--checkpoint", "two.pt", *SIZE, "--out", tmp_path / "two"]
     assert oodles_run("extract", "test", *other)[0] == 0
     line = refused(*explain, *NETWORK, "--train", tmp_path / "two")

@@ -11,7 +11,7 @@ import pytest
 from support.command_line import NETWORK, paint
 from support.images import noise
 
-from oodles.cli.inputs import MAX_BYTES, InputSequence
+from oodles.deploy.sources import MAX_LINE_BYTES, InputSequence
 from oodles.errors import ArgumentError
 
 
@@ -108,9 +108,9 @@ def test_a_list_is_read_as_it_is_needed(fitted, monkeypatch, workspace):
 
 
 def test_a_line_without_an_end_takes_no_more_than_the_limit(scored, listed):
-    listed(b"x" * (3 * MAX_BYTES))
+    listed(b"x" * (3 * MAX_LINE_BYTES))
     rows = scored("-")
-    assert [len(row["path"]) for row in rows] == [MAX_BYTES] * 3
+    assert [len(row["path"]) for row in rows] == [MAX_LINE_BYTES] * 3
     assert all(row["error"] for row in rows)
 
 

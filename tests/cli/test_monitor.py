@@ -148,7 +148,7 @@ def test_results_of_another_guard_or_threshold_are_refused(oodles_run, refused, 
     assert "was begun with error=0.01" in message
     assert "has windows of 200" in refused("monitor", results[0], "--guard", guard, "--state", state, "--window", "9")
     state.write_text("{}")
-    assert "does not describe a monitor" in refused("monitor", results[0], "--guard", guard, "--state", state)
+    assert "not a record of kind 'monitor'" in refused("monitor", results[0], "--guard", guard, "--state", state)
 
 
 def test_mistakes_are_refused_in_one_line(refused, guard, results, tmp_path):

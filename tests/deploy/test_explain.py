@@ -3,13 +3,10 @@
 import math
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load, save
 from support import exported_guards as made
-from support.exported_guards import GRAPH, TENSORS
 from support.exports import guard_of, inputs, make_network
 from support.networks import one_thread, pictures  # noqa: F401
 
@@ -59,9 +56,10 @@ def test_the_exported_guard_explains_as_the_guard_does(spec, tmp_path):
     assert exported.members == tuple(member.spec for member in members)
     sparse = any(finding.contributions is not None for finding in theirs[0].findings)
     assert sparse == (spec != "knn")
-    verdict, _ = exported.with_explanations(images.numpy())
-    for name, answer in exported(images.numpy())._asdict().items():
-        np.testing.assert_array_equal(getattr(verdict, name), answer)
+    verdict, plain = exported.judge(exported.arrays(images.numpy()), explain=True), exported(images.numpy())
+    assert (len(verdict.explanations), plain.explanations) == (len(images), ())
+    for name in OUTPUTS:
+        np.testing.assert_array_equal(getattr(verdict, name), getattr(plain, name))
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,10 @@ def images_guard(originals, tmp_path):
 def test_an_image_is_explained_whichever_way_it_comes(images_guard, tmp_path):
     picture = Image.fromarray(made.inputs("images")[0])
     picture.save(tmp_path / "photo.png")
-    pixels = images_guard.transform(picture)[None]
-    verdict, (wanted,) = images_guard.judge(pixels, explain=True)
-    assert verdict.score == images_guard.judge(pixels).score == wanted.score
+    batch = images_guard.batch(images_guard.transform(picture)[None])
+    verdict = images_guard.judge(batch, explain=True)
+    (wanted,) = verdict.explanations
+    assert verdict.score == images_guard.judge(batch).score == wanted.score
     for given in (tmp_path / "photo.png", [str(tmp_path / "photo.png")], picture, np.asarray(picture)[None]):
         (found,) = images_guard.explain(given)
         same(wanted, found)
@@ -150,30 +149,3 @@ def test_a_threshold_that_no_guard_can_have_is_refused(images_guard):
     with pytest.raises(FileError, match="id_rate"):
         replace_threshold(images_guard.path, {"value": 0.0, "id_rate": 95, "calibration_size": 10})
     assert images_guard.path.read_bytes() == before
-
-
-# Older exports ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", made.KINDS)
-def test_a_guard_that_was_exported_without_explanations_is_opened_and_says_so(originals, tmp_path, kind):
-    parts = originals[kind]
-    model, arrays, record = onnx.load_from_string(parts[GRAPH]), load(parts[TENSORS]), made.record_of(parts)
-    extra = [name for name in record["outputs"] if name not in OUTPUTS]
-    outputs = [output for output in model.graph.output if output.name in OUTPUTS]
-    del model.graph.output[:]
-    model.graph.output.extend(outputs)
-    record |= {"schema": 1, "outputs": list(OUTPUTS)}
-    del record["explanation"]
-    kept = {name: value for name, value in arrays.items() if name.removeprefix("self_test.output.") not in extra}
-    older = made.forged(parts, record, graph=model.SerializeToString(), tensors=save(kept))
-    guard = ExportedGuard.open(made.write(older, tmp_path / "older"))
-    current = ExportedGuard.open(made.write(parts, tmp_path / "current"))
-    given = made.inputs(kind)
-    np.testing.assert_array_equal(guard(given).score, current(given).score)
-    assert guard.members == ()
-    assert "explanation" not in guard.record, "nothing is added to what its identity is computed from"
-    with pytest.raises(FileError, match=r"was exported without what an explanation needs; export the guard again$"):
-        guard.explain(given)
-    replace_threshold(tmp_path / "older", {"value": 1e30, "id_rate": 0.5, "calibration_size": 24})
-    assert not ExportedGuard.open(tmp_path / "older")(given).is_id.any()

@@ -95,13 +95,6 @@ def test_a_flipped_bit_is_found_wherever_it_is(parts, place, form, name):
         assert "altered" in line or "not readable JSON" in line
 
 
-def test_a_newer_schema_says_what_to_do(parts, place):
-    record = made.record_of(parts) | {"schema": 3}
-    line = refusal(made.write({**parts, RECORD: made.sealed(record)}, place / "guard"))
-    assert "has schema 3, this version of oodles reads schema 2" in line
-    assert "write the file again with this version, or use the one that wrote it" in line
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_member_is_named(parts, place, form, name):

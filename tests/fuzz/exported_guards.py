@@ -26,7 +26,7 @@ from safetensors.numpy import load, save
 from support import exported_guards as made
 
 from oodles.deploy.artefact import is_exported
-from oodles.deploy.exported import OUTPUTS, ExportedGuard, ExportedVerdict
+from oodles.deploy.exported import OUTPUTS, ArrayVerdict, ExportedGuard
 
 from . import ACCEPTED, NON_FINITE, tally
 from .alterations import change_field, damaged, damaged_tensors, in_one_line, lose_files, strange_text
@@ -69,7 +69,7 @@ def _original(kind: str) -> made.Parts:
 
 
 @cache
-def _answers(kind: str) -> ExportedVerdict:
+def _answers(kind: str) -> ArrayVerdict:
     path = made.write(_original(kind), Path(mkdtemp(prefix="exported-")) / "guard")
     return ExportedGuard.open(path, threads=1)(made.inputs(kind))
 
@@ -83,10 +83,10 @@ def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
         verdicts = [in_one_line(lambda: guard(made.inputs(kind)))]
         if guard.transform is not None:
             verdicts.append(in_one_line(lambda: guard([*made.inputs(kind)])))  # resized by Pillow, not by the graph
-        verdict, explanations = in_one_line(lambda: guard.with_explanations(made.inputs(kind)))
+        verdict = in_one_line(lambda: guard.judge(guard.arrays(made.inputs(kind)), explain=True))
         verdicts.append(verdict)
-        assert [each.is_id for each in explanations] == verdict.is_id.tolist()
-        json.dumps([each.as_record() for each in explanations], allow_nan=False)
+        assert [each.is_id for each in verdict.explanations] == verdict.is_id.tolist()
+        json.dumps([each.as_record() for each in verdict.explanations], allow_nan=False)
     finally:
         assert _listing(path.parent) == before, "opening a guard changed files"
     for verdict in verdicts:

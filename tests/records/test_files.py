@@ -167,7 +167,7 @@ def test_records_of_another_schema_or_kind_are_refused(tmp_path):
     write_record(path, {"kind": "thing", "schema": 2})
     with pytest.raises(FileError, match="schema 2, this version of oodles reads schema 1"):
         read_record(path, kind="thing", schema=1)
-    with pytest.raises(FileError, match="does not describe a guard"):
+    with pytest.raises(FileError, match="not a record of kind 'guard'"):
         read_record(path, kind="guard", schema=2)
 
 

@@ -46,7 +46,7 @@ def test_images_of_all_sizes_become_equal(opened):
         found = checked(guard, {"pixels": pixels}, LIMITS)["pixels"]
         assert found.shape == (2, 4, 4, 3)
         expected = guard([encoded(each) for each in pixels]).score
-        assert guard.answer({"pixels": found})[0].score == pytest.approx(expected, abs=1e-6)
+        assert guard.judge({"pixels": found}).score == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_nothing_but_a_refusal_is_raised(opened, value, key, name):
                 found = read(guard, body)
             except Problem:
                 continue
-            assert len(guard.answer(found)[0].score) >= 1
+            assert len(guard.judge(found).score) >= 1
 
 
 # Texts --------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_texts_become_tokens(opened, tokenizer_file):
     found = read(guard, {"texts": ["good film", "a bad bad film"]}, tokenizer)["input_ids"]
     assert (found.dtype, found.tolist()) == (np.int64, [[2, 4, 1, 1], [0, 3, 3, 4]])
     assert tokenizer(["film " * 10_000])["input_ids"].shape == (1, MAX_TOKENS)
-    assert len(guard.answer(found_arrays(tokenizer, "", "\N{GRINNING FACE}\x00 good"))[0].score) == 2
+    assert len(guard.judge(found_arrays(tokenizer, "", "\N{GRINNING FACE}\x00 good")).score) == 2
     for texts, status in (([], 400), (["a"] * 9, 413), ([1], 400), ("good", 400)):
         with pytest.raises(Problem) as refused:
             read(guard, {"texts": texts}, tokenizer)

@@ -287,11 +287,11 @@ def export_guards(folder: Path) -> None:
     from support.exported_guards import Net, export
     from torch import nn
 
-    from oodles.cli.guards import ModelOptions, load_saved
+    from oodles.cli.guards import GuardOptions, load_with_model
     from oodles.data.transforms import Transform
     from oodles.guard import Guard
 
-    load_saved(None).with_model(ModelOptions()).export(folder / "cifar10-small.zip")
+    load_with_model(None, GuardOptions()).export(folder / "cifar10-small.zip")
     for kind in ("images", "vectors"):
         export(kind, folder / f"{kind}.zip")
     with torch.random.fork_rng():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oodles.cli.common import IMAGENET_MEAN
 from oodles.errors import ArgumentError, DataError, FileError
@@ -11,9 +11,6 @@ from oodles.errors import ArgumentError, DataError, FileError
 if TYPE_CHECKING:
     from oodles.data.transforms import Transform
 
-# the names that oodles.deploy.saving and oodles.store use, which import torch
-GUARD_RECORD, DETECTOR_RECORD = "guard.json", "detector.json"
-MANIFEST = "manifest.json"
 MAX_BYTES = 10_000_000  # of a file with names of classes
 SMALLEST_STD, MAX_VALUE = 1e-6, 1e6
 MOST, MAX_WORKERS, MAX_SIDE, MAX_SEED = 10**9, 256, 8192, 2**31 - 1
@@ -29,6 +26,10 @@ class ImageOptions:
     resize: int | None = None
     mean: Channels | None = None
     std: Channels | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return what the user gave, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def transform(self) -> "Transform":
         """The preprocessing that the options describe, which must all be given except ``--resize``."""
@@ -116,12 +117,17 @@ def read_class_names(path: Path) -> list[str]:
 
 def check_store(path: Path) -> None:
     """Raise unless ``path`` is a folder of features."""
+    from oodles.store.manifest import MANIFEST
+
     _check_folder(path, MANIFEST, "features", "oodles extract")
 
 
 def check_guard(path: Path) -> None:
-    """Raise unless ``path`` is the folder of a guard."""
-    _check_folder(path, GUARD_RECORD, "a guard", "oodles fit")
+    """Raise unless ``path`` is a guard: the folder of a saved one, or an exported one."""
+    from oodles.deploy.artefact import RECORD, is_exported
+
+    if not is_exported(path):
+        _check_folder(path, RECORD, "a guard", "oodles fit")
 
 
 def _check_folder(path: Path, record: str, what: str, command: str) -> None:
@@ -138,6 +144,8 @@ def check_experiment(folder: Path) -> None:
     """Raise unless ``folder`` has features of training and test images, as ``oodles bench`` writes them."""
     if not folder.is_dir():
         raise FileError(f"{folder} does not exist; give a folder written by `oodles bench`")
+    from oodles.store.manifest import is_store
+
     missing = next((name for name in ("train", "test") if not is_store(folder / name)), None)
     if missing is not None:
         raise DataError(f"{folder} has no {missing}; give a folder written by `oodles bench`, or one with that layout")
@@ -147,13 +155,3 @@ def check_out(folder: Path | None) -> None:
     """Raise if the folder to write to is a file."""
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ArgumentError(f"--out {folder} is a file; give a folder")
-
-
-def is_guard(path: Path) -> bool:
-    """Whether a folder holds a guard."""
-    return (path / GUARD_RECORD).is_file()
-
-
-def is_store(path: Path) -> bool:
-    """Whether a folder holds features."""
-    return (path / MANIFEST).is_file()

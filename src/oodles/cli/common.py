@@ -1,9 +1,11 @@
 """What the commands share: consoles, options, and how options become models and paths."""
 
+import json
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -78,6 +80,19 @@ def notice(text: str, label: str = "") -> None:
         return
     line = Text(printable(text.strip()))
     notices.print(Text.from_markup(f"{label} ") + line if label else line, soft_wrap=True, highlight=False)
+
+
+def print_json(
+    batches: Iterable[Sequence[dict[str, Any]]], about: dict[str, Any], name: str, after: dict[str, Any] | None = None
+) -> None:
+    """Print one JSON document batch by batch: ``about``, the records under ``name``, and what is known ``after``."""
+    before = json.dumps(about).removesuffix("}") + f', "{name}": ['
+    for batch in batches:
+        if batch:
+            typer.echo(before + ",\n".join(map(json.dumps, batch)), nl=False)
+            before = ",\n"
+    last = "".join(f', "{key}": {json.dumps(value)}' for key, value in (after or {}).items())
+    typer.echo(("" if before == ",\n" else before) + f"]{last}}}")
 
 
 def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":

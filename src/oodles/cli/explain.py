@@ -1,8 +1,7 @@
 """``oodles explain``."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,25 +11,15 @@ from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_store, image_options
-from oodles.cli.common import notices, say
-from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, network_inputs, open_inputs, split_paths
-from oodles.cli.verdicts import print_json
-from oodles.errors import ArgumentError
+from oodles.cli.common import notice, notices, print_json, say
+from oodles.cli.guards import GuardOptions, open_for, split_paths
+from oodles.errors import ArgumentError, DataError
 from oodles.records.text import printable
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from oodles.data.decoding import ImageDecoder
-    from oodles.data.transforms import Transform
-    from oodles.deploy.exported import ExportedGuard
+    from oodles.deploy.opening import OpenGuard
+    from oodles.deploy.sources import InputSequence
     from oodles.explanation.findings import Explanation
-    from oodles.guard import Guard
-
-    Pixels = npt.NDArray[np.uint8]  # (n, 3, size, size)
-
-BATCH_SIZE = 32
 
 
 class Explained(NamedTuple):
@@ -76,96 +65,59 @@ def explain(
     check_checkpoints([checkpoint])
     if train is not None:
         check_store(train)
-    given = ModelOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, inputs = split_paths("explain", paths, model)
-    sources = open_inputs(inputs)
-    stored = next((source for source in sources if isinstance(source, Path)), None)
-    if stored is not None:
-        raise ArgumentError(f"{stored} holds features; explain needs the images themselves")
+    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std).given())
+    guard, paths = split_paths("explain", paths, model)
 
-    (images,) = (source for source in sources if not isinstance(source, Path))
+    from oodles.deploy.sources import InputSequence
 
-    from oodles.data.decoding import ImageDecoder
-
-    if guard is not None and is_exported_guard(guard):
-        explainer = _exported(guard, given, train)
-    else:
-        explainer = _saved(guard, given, train)
+    inputs = InputSequence(paths, notice)
+    if inputs.stores:
+        raise ArgumentError(f"{inputs.stores[0]} holds features; explain needs the images themselves")
+    opened = open_for(guard, given, images=True)
+    opened.check_images()
+    if train is not None:
+        opened.compare_with(train)
     if not as_json:
-        explainer.guard.class_names = tuple(map(printable, explainer.guard.class_names))
-    decoder = ImageDecoder(images, explainer.transform, skip_bad=skip_bad, batch_size=BATCH_SIZE)
-    batches = _explained(decoder, explainer.explain)
+        opened.class_names = tuple(map(printable, opened.class_names))
+    batches = _explained(opened, inputs, skip_bad)
     if as_json:
-        about = {"detector": explainer.detector, "threshold": explainer.guard.threshold.value}
+        about = {"detector": opened.detector, "threshold": opened.threshold.value}
         skipped: list[dict[str, str]] = []
         print_json(_records(batches, skipped), about, "explanations", {"skipped": skipped})
         return
     for batch in batches:
         for each in batch:
-            say(f"skipped  {each.input}: {each.problem}" if each.problem else f"{each.input}:")
-            if not each.problem:
+            say(f"skipped  {each.input}: {each.problem}" if each.explanation is None else f"{each.input}:")
+            if each.explanation is not None:
                 typer.echo(indent(str(each.explanation), "  "))
 
 
-class Explainer(NamedTuple):
-    """A guard with the text of its detector, how it takes images, and how it explains their pixels."""
-
-    guard: "Guard | ExportedGuard"
-    detector: str
-    transform: "Transform"
-    explain: "Callable[[Pixels], list[Explanation]]"
-
-
-def _exported(path: Path, given: ModelOptions, train: Path | None) -> Explainer:
-    """An exported guard, which has its model but no training rows."""
-    from oodles.deploy.exported import ExportedGuard
-
-    given.refuse_for(path)
-    if train is not None:
-        raise ArgumentError(f"{path} is exported and has no training rows to compare with; leave out --train")
-    guard = ExportedGuard.open(path, device=given.device or "cpu")
-    if guard.transform is None:
-        raise ArgumentError(f"{path} guards a model whose inputs are not images; call it from Python")
-    return Explainer(guard, guard.detector, guard.transform, lambda pixels: guard.judge(pixels, explain=True)[1])
-
-
-def _saved(path: Path | None, given: ModelOptions, train: Path | None) -> Explainer:
-    """A saved guard with its model, and perhaps with the features that it was fitted on."""
-    from oodles.features import Features
-
-    saved = load_saved(path, given.key)
-    if train is not None:
-        saved.check_features(train)
-    compared, transform = None if train is None else Features.load(train), saved.preprocessing(given.images)
-    guard = saved.with_model(given)
-
-    def explain(pixels: "Pixels") -> "list[Explanation]":
-        return guard.explain(network_inputs(pixels, transform, given.device), train=compared)
-
-    return Explainer(guard, saved.detector.spec, transform, explain)
-
-
-def _explained(decoder: "ImageDecoder", explain: "Callable[[Pixels], list[Explanation]]") -> Iterator[list[Explained]]:
-    """What is printed of the images, batch by batch and in their order, also of those that cannot be read."""
+def _explained(guard: "OpenGuard", inputs: "InputSequence", skip_bad: bool) -> Iterator[list[Explained]]:
+    """Yield what is printed of the images, batch by batch and in their order, also of those that cannot be read."""
+    import numpy as np
     from rich.progress import Progress
 
-    order = iter(decoder.images.names)
-    seen = skipped = 0
+    from oodles.deploy.scoring import BATCH_SIZE, decode_ahead
+
     # lines on a terminal show the progress themselves
     hidden = not notices.is_terminal or sys.stdout.isatty()
     with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
-        for batch in bar.track(decoder.decoded(), total=len(decoder), description="images"):
-            names, problems = decoder.names[seen:], decoder.skipped[skipped:]
-            seen, skipped = seen + len(names), skipped + len(problems)
-            found = {name: Explained(name, each) for name, each in zip(names, explain(batch.pixels), strict=True)}
-            found |= {name: Explained(name, problem=problem) for name, problem in problems}
-            yield [found[name] for name in islice(order, len(names) + len(problems))]
-    if decoder.skipped[skipped:]:
-        yield [Explained(name, problem=problem) for name, problem in decoder.skipped[skipped:]]
+        task = bar.add_task("images", total=inputs.total)
+        for batch, images in decode_ahead(inputs.batches(BATCH_SIZE), guard.transform):
+            bad = [(name, image.problem) for name, image in zip(batch.names, images, strict=True) if image.problem]
+            if bad and not skip_bad:
+                raise DataError(f"{bad[0][0]} cannot be read ({bad[0][1]}); --skip-bad skips such images")
+            good = [image.pixels for image in images if image.pixels is not None]
+            found = iter(guard.explain(guard.batch(np.stack(good))) if good else ())
+            yield [
+                Explained(name, problem=image.problem) if image.problem else Explained(name, next(found))
+                for name, image in zip(batch.names, images, strict=True)
+            ]
+            bar.advance(task, len(images))
 
 
 def _records(batches: Iterable[list[Explained]], skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:
-    """The explanations as plain data; what has none is added to ``skipped``."""
+    """Yield the explanations as plain data; images without one are added to ``skipped``."""
     for batch in batches:
         skipped += [{"input": each.input, "problem": each.problem} for each in batch if each.problem]
         yield [each.as_record() for each in batch if not each.problem]

@@ -8,7 +8,8 @@ from typer import Argument, Option
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_guard, image_options
 from oodles.cli.common import notice
-from oodles.cli.guards import ModelOptions, load_saved
+from oodles.cli.guards import GuardOptions, load_with_model
+from oodles.errors import ArgumentError
 
 
 def export(
@@ -53,15 +54,17 @@ def export(
 
     from oodles.data.loaders import ImageLoader
     from oodles.data.readers import open_images
+    from oodles.deploy.saved import known_transform
 
-    saved = load_saved(guard, key)
-    guarded = saved.with_model(ModelOptions(model, checkpoint))
+    guarded = load_with_model(guard, GuardOptions(model, checkpoint, key=key))
+    transform = known_transform(out if guard is None else guard, guarded.preprocessing, options.given())
     inputs = None
-    if images is not None or size is not None or guarded.preprocessing is not None:
-        transform = saved.preprocessing(options)
+    if transform is not None:
         guarded.preprocessing = transform.as_record()
         if images is not None:
             inputs = ImageLoader(open_images(images), transform, labels=False, skip_bad=True, batch_size=64)
+    elif images is not None or options.given():
+        raise ArgumentError(f"{guard} does not record how images were preprocessed; give --size, --mean and --std")
     exported = guarded.export(out, inputs=inputs, overwrite=force)
     agreement = exported.record["agreement"]
     what = "images" if images is not None else "made-up inputs (--images compares on real ones)"

@@ -6,19 +6,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import (
-    DETECTOR_RECORD,
-    GUARD_RECORD,
-    check_checkpoints,
-    check_id_rate,
-    check_out,
-    check_store,
-)
+from oodles.cli.checks import check_checkpoints, check_id_rate, check_out, check_store
 from oodles.cli.common import load_model, notice
 from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError, DataError
-
-STEMS = ("guard-", "detector-")  # of the tensor files that belong to a guard or a detector
 
 
 def fit(
@@ -108,9 +99,11 @@ def fit(
 def _check_out(out: Path, force: bool) -> None:
     """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
     check_out(out)
+    from oodles.deploy.artefact import RECORD
+
     # hidden files are the lock and what a killed writer left
     found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
-    other = [name for name in found if name not in (DETECTOR_RECORD, GUARD_RECORD) and not name.startswith(STEMS)]
+    other = [name for name in found if name != RECORD and not name.startswith("guard-")]
     if other:
         raise ArgumentError(f"--out {out} holds other files ({other[0]}, ...); give a new folder")
     if found and not force:

@@ -10,11 +10,9 @@ from typer import Argument, Option
 
 from oodles.cli.checks import check_guard
 from oodles.cli.common import CHECK_FAILED, JsonOption, KeyOption, notice, say
-from oodles.cli.guards import is_exported_guard, load_saved
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from oodles.calibration import Threshold
     from oodles.monitor import Monitor
 
 # the defaults of oodles.monitor, which is imported when the command runs
@@ -74,6 +72,9 @@ def monitor(
     for name, written in (("--out", out), ("--state", state)):
         if written is not None and written.is_dir():
             raise ArgumentError(f"{name} {written} is a folder; give the name of a file")
+    check_guard(guard)
+
+    from oodles.deploy.opening import open_guard
     from oodles.monitor import AlertRule, Webhook
     from oodles.monitor.replay import open_monitor, replay
 
@@ -85,12 +86,12 @@ def monitor(
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     rule = AlertRule(**changes) if changes else None  # that of the state, or the usual one
     sender = None if webhook is None else Webhook(webhook, lambda text: notice(text, "[yellow]warning[/yellow]"))
-    threshold, classes, identity = _guard(guard, key)
+    opened = open_guard(guard, key=key)
     watched = open_monitor(
         results,
-        threshold,
-        classes=classes,
-        guard=identity,
+        opened.threshold,
+        classes=opened.class_names,
+        guard=opened.identity,
         state=state,
         reference=reference,
         rule=rule,
@@ -113,21 +114,6 @@ def monitor(
         found = f"{watched.raised} alarms" if watched.raised != 1 else "1 alarm"
         notice(f"check failed: {found if watched.raised else 'the inputs differ from the calibration set'}")
         raise typer.Exit(CHECK_FAILED)
-
-
-def _guard(guard: Path, key: Path | None) -> "tuple[Threshold, tuple[str, ...], str]":
-    """Threshold, names of the classes and identity of a guard; its model is not needed."""
-    if not is_exported_guard(guard):
-        check_guard(guard)
-        saved = load_saved(guard, key)
-        return saved.threshold, saved.class_names, saved.identity
-    if key is not None:
-        raise ArgumentError(f"{guard} is exported and has no key; leave out --key")
-    from oodles.deploy.artefact import read_artefact
-    from oodles.deploy.exported import threshold_of
-
-    artefact = read_artefact(guard)
-    return threshold_of(artefact), tuple(artefact.record["class_names"]), artefact.identity
 
 
 def _print(watched: "Monitor", as_json: bool, out: Path | None) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.checks import check_store, is_guard
+from oodles.cli.checks import check_store
 from oodles.cli.common import KeyOption, named_paths, say
-from oodles.cli.guards import load_saved
 from oodles.deploy.results.rows import FORMATS
 from oodles.errors import ArgumentError, FileError
 
@@ -55,6 +54,8 @@ def report(
 
     Example: oodles report guard --features features/val --ood sketches=features/sketches --out report.html
     """
+    from oodles.deploy.artefact import is_guard
+
     guards = [path for path in sources if is_guard(path)]
     for path in sources:
         _check_source(path)
@@ -78,6 +79,8 @@ def report(
 
 def _check_source(path: Path) -> None:
     """Raise unless a path is something that can be reported."""
+    from oodles.deploy.artefact import is_guard
+
     if is_guard(path):
         return
     if not path.exists():
@@ -128,15 +131,16 @@ def _guard_part(
     key: Path | None,
 ) -> "Part":
     from oodles.data.readers import open_images
+    from oodles.deploy.saved import SavedGuard
     from oodles.features import Features
     from oodles.report.guards import guard_part
 
-    saved = load_saved(folder, key)
+    saved = SavedGuard(folder, key=key)
     for store in _stores(features, ood, train):
         saved.check_features(store)
     parts = [Features.load(store) for store in features]
     return guard_part(
-        saved.detector,
+        saved.fitted,
         saved.threshold,
         parts[0] if len(parts) == 1 else Features.concat(parts),
         ood={name: Features.load(store) for name, store in ood.items()},

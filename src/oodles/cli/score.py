@@ -1,27 +1,27 @@
 """``oodles score``."""
 
 import os
-from collections.abc import Iterator
-from itertools import chain
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import MAX_WORKERS, check_checkpoints, check_number, image_options
-from oodles.cli.common import CHECK_FAILED, notice
-from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, split_paths
-from oodles.cli.inputs import Batch, InputSequence
-from oodles.cli.outputs import Output
+from oodles.cli.common import CHECK_FAILED, notice, notices, print_json
+from oodles.cli.guards import GuardOptions, open_for, split_paths
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
-from oodles.errors import ArgumentError, DataError
+from oodles.deploy.results.rows import COLUMNS, Row, to_csv
+from oodles.errors import ArgumentError
+from oodles.records.text import printable
 
 if TYPE_CHECKING:
-    from oodles.cli.scorers import Scorer
-    from oodles.cli.scoring import Counts
-    from oodles.deploy.results.rows import Row
+    from oodles.deploy.opening import OpenGuard
+    from oodles.deploy.scoring import Counts
 
 MAX_OOD_RATE = 0.1
 # torch's threads would spin while they wait for each other, and take the cores from the threads that decode
@@ -118,36 +118,77 @@ def score(
 
     To try it without a model of your own: oodles score photo.jpg
     """
-    output = Output(out, as_csv, as_json, resume, force)
+    _check_output(out, as_csv, as_json, resume, force)
     check_number("--batch-size", batch_size)
     check_number("--workers", workers, most=MAX_WORKERS)
     check_number("--threads", threads, most=MAX_WORKERS)
     check_checkpoints([checkpoint])
     limit = _check_rate(check, max_ood_rate)
-    given = ModelOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, inputs = split_paths("score", paths, model)
+    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std).given())
+    guard, paths = split_paths("score", paths, model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
             raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
         if resume or force or check or threads is not None:
             raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
         cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
-        score_with_ray(cluster, guard, inputs, out, given)
+        score_with_ray(cluster, guard, paths, out, given)
         return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)  # read when torch is imported
-    output.check_file()
-    sequence = InputSequence(inputs)
-    scorer = _open(guard, given, threads)
-    counts = _run(scorer, sequence, output, batch_size, workers)
-    _report(counts, scorer, output)
+
+    from oodles.deploy.scoring import Counts, check_output, score_files, score_inputs
+    from oodles.deploy.sources import InputSequence
+
+    if out is not None:
+        check_output(out, resume=resume, overwrite=force)
+    inputs = InputSequence(paths, notice)
+    opened = open_for(guard, given, images=inputs.has_images, threads=threads)
+    counts = Counts()
+    # lines on a terminal show the progress themselves
+    with _progress(inputs.total, shown=out is not None or not sys.stdout.isatty()) as move:
+
+        def moved(now: Counts) -> None:
+            nonlocal counts
+            counts = now
+            move(now)
+
+        def counted(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
+            for rows in batches:
+                counts.add(rows)
+                move(counts)
+                yield rows
+
+        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+        try:
+            if out is None:
+                _print(counted(score_inputs(opened, inputs, **how)), opened, as_csv, as_json)
+            else:
+                score_files(opened, inputs, out, resume=resume, overwrite=force, progress=moved, **how)
+        except KeyboardInterrupt:
+            if out is not None and counts.total and out.suffix.lower() != ".npy":
+                notice(f"{counts.total} results are in {out}; run the same command with --resume to continue")
+            raise
+    _report(counts, opened, out, quiet=as_csv or as_json)
     if limit is not None and counts.ood_rate > limit:
         notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {limit:g}")
         raise typer.Exit(CHECK_FAILED)
 
 
+def _check_output(out: Path | None, as_csv: bool, as_json: bool, resume: bool, force: bool) -> None:
+    """Raise if options about the output exclude each other."""
+    if as_csv and as_json:
+        raise ArgumentError("--csv and --json exclude each other; give one of them")
+    if resume and force:
+        raise ArgumentError("--resume continues an output and --force replaces it; give one of them")
+    if out is None and (resume or force):
+        raise ArgumentError("--resume and --force are about a file; give its name with --out")
+    if out is not None and (as_csv or as_json):
+        raise ArgumentError("--out writes a file and prints no results; leave out --csv and --json")
+
+
 def _check_rate(check: bool, rate: float | None) -> float | None:
-    """The largest rate that ``--check`` allows; None without a check."""
+    """Return the largest rate that ``--check`` allows; None without a check."""
     if rate is not None and not check:
         raise ArgumentError(f"--max-ood-rate {rate:g} is for --check; give both")
     if rate is not None and not 0 <= rate <= 1:
@@ -155,54 +196,47 @@ def _check_rate(check: bool, rate: float | None) -> float | None:
     return (MAX_OOD_RATE if rate is None else rate) if check else None
 
 
-def _open(guard: Path | None, given: ModelOptions, threads: int | None) -> "Scorer":
-    """An exported guard, a saved one, or that of the network that comes with oodles."""
-    from oodles.cli.scorers import ExportedScorer, SavedScorer
+@contextmanager
+def _progress(total: int | None, *, shown: bool) -> "Iterator[Callable[[Counts], None]]":
+    """Show a bar on standard error with the counts so far, which the function updates; nothing without a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as Remaining
 
-    if guard is not None and is_exported_guard(guard):
-        given.refuse_for(guard)
-        return ExportedScorer.open(guard, given.device or "cpu", threads)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    return SavedScorer(load_saved(guard, given.key), given)
-
-
-def _run(scorer: "Scorer", sequence: InputSequence, output: Output, batch_size: int, workers: int | None) -> "Counts":
-    """Score all inputs; returns how many were accepted."""
-    from oodles.cli.scoring import Counts, progress, score_batches
-    from oodles.deploy.results.jobs import Job
-
-    scorer.prepare(sequence.stores, sequence.has_images)
-    transform = scorer.preprocessing() if sequence.has_images else None
-    batches = sequence.batches(batch_size)
-    first = next(batches, None)
-    if first is None:
-        raise DataError("standard input lists no paths; give one per line")
-    threshold, counts = scorer.threshold, Counts()
-    recorded = None if transform is None else transform.as_record()
-    job = Job(scorer.detector, threshold.value, threshold.id_rate, scorer.identity, recorded, batch_size)
-    with progress(sequence.total, counts, output.shows_progress) as move:
-
-        def scored(left: Iterator[Batch]) -> Iterator[list["Row"]]:
-            for rows in score_batches(scorer, left, transform, workers):
-                counts.add(rows)
-                move()
-                yield rows
-
-        output.deliver(job, chain([first], batches), scored, counts.add)
-    return counts
+    text = TextColumn("{task.fields[ood]:,} OOD, {task.fields[errors]:,} errors")
+    columns = (BarColumn(), MofNCompleteColumn(), text, TimeElapsedColumn(), Remaining())
+    disabled = not shown or not notices.is_terminal
+    with Progress(*columns, console=notices, transient=True, disable=disabled, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=total, ood=0, errors=0)
+        yield lambda counts: bar.update(task, completed=counts.total, ood=counts.rejected, errors=counts.errors)
 
 
-def _report(counts: "Counts", scorer: "Scorer", output: Output) -> None:
-    """One line on standard error: how many were accepted, and how many have an error."""
+def _print(batches: "Iterator[list[Row]]", guard: "OpenGuard", as_csv: bool, as_json: bool) -> None:
+    """Print each batch of results as soon as it is scored, as text, CSV or JSON."""
+    if as_json:
+        about = {"detector": guard.detector, "threshold": guard.threshold.value}
+        print_json(([row._asdict() for row in rows] for rows in batches), about, "verdicts")
+        return
+    header: list[Sequence[Any]] = [COLUMNS]
+    for rows in batches:
+        typer.echo(to_csv([*header, *rows]) if as_csv else "".join(f"{_line(row)}\n" for row in rows), nl=False)
+        header = []
+
+
+def _line(row: "Row") -> str:
+    if row.error is not None:
+        return printable(f"error  {row.path}: {row.error}")
+    name = f"class {row.label}" if row.class_name is None else row.class_name
+    return printable(f"{'ID ' if row.is_id else 'OOD'}  {row.score:12.7g}  {name:<11} {row.path}")
+
+
+def _report(counts: "Counts", guard: "OpenGuard", out: Path | None, *, quiet: bool) -> None:
+    """Say on standard error how many inputs were accepted, and how many have an error."""
     errors = f"{counts.errors} with an error" if counts.errors else ""
-    if output.as_csv or output.as_json:
+    if quiet:
         if errors:
             notice(f"{errors}, of {counts.total}")
         return
     share = f"{counts.accepted} of {counts.accepted + counts.rejected} in-distribution"
-    rule = f"{scorer.detector} >= {scorer.threshold.value:.7g}"
-    where = "" if output.out is None else f"; written to {output.out}"
+    rule = f"{guard.detector} >= {guard.threshold.value:.7g}"
+    where = "" if out is None else f"; written to {out}"
     notice(f"{share} ({rule}){errors and f', {errors}'}{where}")

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oodles.cli.checks import check_number, is_store
+from oodles.cli.checks import check_number
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import ModelOptions, is_exported_guard, load_saved, open_inputs
+from oodles.cli.guards import GuardOptions, load_with_model, open_for
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def score_with_ray(
     guard: Path | None,
     inputs: Sequence[Path],
     out: Path,
-    given: ModelOptions,
+    given: GuardOptions,
 ) -> None:
     """Score image files or Parquet files and write a folder of Parquet files, which appears when it is complete."""
     check_number("--ray-workers", cluster.workers)
@@ -53,22 +53,22 @@ def score_with_ray(
         raise ArgumentError("some inputs are Parquet files and some are images; score them one after another")
     files = [str(path.resolve()) for path in inputs] if any(parquet) else _image_files(inputs)
 
+    from oodles.deploy.artefact import is_exported
     from oodles.distributed import ray as distributed
 
-    if guard is not None and is_exported_guard(guard):
+    if guard is not None and is_exported(guard):
         raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
-    saved = load_saved(guard, given.key)
-    transform = saved.preprocessing(given.images)
-    saved.with_model(replace(given, device=None))  # what is wrong with it is said before any worker starts
+    checked = open_for(guard, replace(given, device=None), images=True)  # before any worker starts
+    checked.check_images()
     own, secret, weights = (None if path is None else path.resolve() for path in (guard, given.key, given.checkpoint))
     load = partial(_load_in_worker, str(Path.cwd()), own, replace(given, key=secret, checkpoint=weights))
     gpus = float(given.device is not None and given.device.startswith("cuda"))
     workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
     with _connected(cluster.address), _one_line_errors():
         rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
-        verdicts = distributed.score(rows, load, transform, workers=workers)
+        verdicts = distributed.score(rows, load, checked.transform, workers=workers)
         accepted, unread, total = _write(verdicts, out, rows.count())
-    share = f"{accepted} of {total - unread} in-distribution ({saved.detector.spec} >= {saved.threshold.value:.7g})"
+    share = f"{accepted} of {total - unread} in-distribution ({checked.detector} >= {checked.threshold.value:.7g})"
     notice(f"{share}{f', {unread} with an error' if unread else ''}; written to {out}")
 
 
@@ -77,21 +77,22 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _image_files(inputs: Sequence[Path]) -> list[str]:
-    """The absolute paths of all images, which workers open themselves."""
-    stored = next((path for path in inputs if is_store(path)), None)
-    if stored is not None:
-        raise ArgumentError(f"{stored} holds features, which need no cluster; score them without --ray")
-    names = [name for images in open_inputs(inputs) if not isinstance(images, Path) for name in images.names]
-    packed = next((name for name in names if not Path(name).is_file()), None)
+    """Return the absolute paths of all images, which workers open themselves."""
+    from oodles.deploy.sources import InputSequence
+
+    sequence = InputSequence(inputs, notice)
+    if sequence.stores:
+        raise ArgumentError(f"{sequence.stores[0]} holds features, which need no cluster; score them without --ray")
+    packed = next((name for name in sequence.image_names if not Path(name).is_file()), None)
     if packed is not None:
         raise ArgumentError(f"{packed} is not a file of its own; --ray reads image files and Parquet, so unpack it")
-    return [str(Path(name).resolve()) for name in names]
+    return [str(Path(name).resolve()) for name in sequence.image_names]
 
 
-def _load_in_worker(folder: str, guard: Path | None, given: ModelOptions) -> "Guard":
+def _load_in_worker(folder: str, guard: Path | None, given: GuardOptions) -> "Guard":
     """The guard with its model, whose module may be in the ``folder`` that the command was started in."""
     sys.path.insert(0, folder)
-    return load_saved(guard, given.key).with_model(given)
+    return load_with_model(guard, given)
 
 
 @contextmanager

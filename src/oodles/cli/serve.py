@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from oodles.cli.checks import MAX_WORKERS, check_number
-from oodles.cli.guards import SHIPPED, ModelOptions, is_exported_guard, load_saved
+from oodles.cli.guards import SHIPPED, GuardOptions, load_with_model
 from oodles.errors import ArgumentError
 from oodles.records.text import printable
 
@@ -98,8 +98,11 @@ def serve(
         raise ArgumentError(f"--log-level {printable(log_level)[:20]} must be info or warning")
     paths = _named_paths("guards", guards or [])
     tokenizers = _named_paths("tokenizers", tokenizer or [], tuple(paths))
+
+    from oodles.deploy.artefact import is_exported
+
     for path in paths.values():
-        if not is_exported_guard(path):
+        if not is_exported(path):
             raise ArgumentError(f"{path} is not an exported guard; write one with oodles export")
 
     from oodles.monitor import AlertRule
@@ -159,7 +162,7 @@ def _sources(paths: dict[str, Path], tokenizers: dict[str, Path]) -> "Iterator[l
         return
     with tempfile.TemporaryDirectory(prefix="oodles-serve-") as folder:
         path = Path(folder) / f"{SHIPPED}.zip"
-        load_saved(None).with_model(ModelOptions()).export(path)
+        load_with_model(None, GuardOptions()).export(path)
         yield [Source(SHIPPED, path)]
 
 

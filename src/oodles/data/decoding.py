@@ -3,11 +3,11 @@
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,12 @@ from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 
 BATCH_SIZE = 256
+AHEAD = 2  # batches that are decoded while one is used
 WORKERS = min(16, max(2, os.cpu_count() or 2))
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Prepared(NamedTuple):
@@ -38,6 +43,28 @@ def prepare(opener: Callable[[], AbstractContextManager[Image.Image]], transform
             return Prepared(pixels, None)
     except Exception as error:  # one corrupt image must not stop the others
         return Prepared(None, " ".join(str(error).split()) or type(error).__name__)
+
+
+def map_ahead(
+    function: Callable[[Item], Result], batches: Iterable[Sequence[Item]], workers: int = WORKERS
+) -> Iterator[list[Result]]:
+    """Yield what ``function`` returns for the items of each batch, in order, computed by threads ahead of the consumer.
+
+    Two batches are under way while the consumer works on one. If it stops, what has not begun is cancelled.
+    """
+    ahead: deque[list[Future[Result]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for batch in batches:
+                ahead.append([pool.submit(function, item) for item in batch])
+                if len(ahead) > AHEAD:
+                    yield [future.result() for future in ahead.popleft()]
+            while ahead:
+                yield [future.result() for future in ahead.popleft()]
+        finally:
+            for futures in ahead:
+                for future in futures:
+                    future.cancel()
 
 
 class DecodedBatch(NamedTuple):

@@ -1,5 +1,9 @@
-"""A guard outside of Python training code: exported to ONNX, checked, and run without torch.
+"""A guard outside of Python training code: saved, exported to ONNX, opened again, and run on files.
 
-What reads and runs an exported guard (:mod:`oodles.deploy.artefact`, :mod:`oodles.deploy.exported`) needs NumPy and
-onnxruntime alone; what makes one needs torch. Nothing here fits, scores or decides by itself.
+Reading and running an exported guard (:mod:`oodles.deploy.artefact`, :mod:`oodles.deploy.exported`) and scoring files
+with it needs NumPy and onnxruntime; saved guards and exporting need torch. Nothing here fits a detector.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

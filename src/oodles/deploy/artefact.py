@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 
@@ -42,8 +42,7 @@ from oodles.records.files import (
 )
 from oodles.records.text import printable
 
-KIND, SCHEMA = "exported guard", 2
-WITHOUT_EXPLANATION = 1  # the schema of guards that cannot explain their verdicts, which are read too
+KIND, SCHEMA = "exported guard", 1
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
 MEMBERS = (GRAPH, TENSORS)
 MAX_RECORD_BYTES = 1 << 24
@@ -118,7 +117,7 @@ class _Fields(Fields):
     graph: _Graph
     agreement: _Agreement
     members: dict[Literal["guard.onnx", "detector.safetensors"], _Member]
-    explanation: _Explanation | UnsetType = UNSET  # left out of records that do not have it, whose checksum stays
+    explanation: _Explanation
 
 
 @dataclass(frozen=True)
@@ -143,6 +142,11 @@ def is_exported(path: Path) -> bool:
             return {RECORD, GRAPH} <= {*archive.namelist()}
     except FileError:
         return False
+
+
+def is_guard(path: Path) -> bool:
+    """Whether a path looks like a guard, saved or exported; nothing is checked."""
+    return (path / RECORD).is_file() or is_exported(path)
 
 
 def read_artefact(path: Path) -> Artefact:
@@ -291,7 +295,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> 
 def _record(path: Path, content: bytes) -> Record:
     source = path / RECORD
     try:
-        record = parse_record(content, source, kind=KIND, schema=SCHEMA, older=(WITHOUT_EXPLANATION,), fields=_Fields)
+        record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
     except FileError as error:  # which may quote a name from the file
         raise FileError(printable(str(error))) from None
     calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
@@ -304,7 +308,7 @@ def _record(path: Path, content: bytes) -> Record:
             and all(np.diff(calibration["edges"]) > 0)
             and all(np.diff(calibration["quantiles"]) >= 0)
         ),
-        "explanation": _can_explain(record),
+        "explanation": _is_consistent(record["explanation"]),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
     }
@@ -314,14 +318,11 @@ def _record(path: Path, content: bytes) -> Record:
     return record
 
 
-def _can_explain(record: Record) -> bool:
-    """Whether what is said of explanations is what a record of its schema says, and makes sense."""
-    known = record.get("explanation")
-    if known is None or record["schema"] == WITHOUT_EXPLANATION:
-        return known is None and record["schema"] == WITHOUT_EXPLANATION
-    places, parts = known["sparsified"], len(known["members"]) or 1
+def _is_consistent(explanation: Record) -> bool:
+    """Whether the places are those of members, and only an ensemble has a reduction."""
+    places, parts = explanation["sparsified"], len(explanation["members"]) or 1
     in_order = sorted({*places}) == places and all(place < parts for place in places)
-    return in_order and (known["reduction"] is None) == (not known["members"])
+    return in_order and (explanation["reduction"] is None) == (not explanation["members"])
 
 
 def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:

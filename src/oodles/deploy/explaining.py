@@ -39,11 +39,9 @@ class Explainer:
     ranks: Ranks | None
 
     @classmethod
-    def of(cls, artefact: Artefact) -> "Explainer | None":
-        """What explains the verdicts of an exported guard; None if that was written without."""
-        record = artefact.record.get("explanation")
-        if record is None:
-            return None
+    def of(cls, artefact: Artefact) -> "Explainer":
+        """Return what explains the verdicts of an exported guard."""
+        record = artefact.record["explanation"]
         members = tuple(record["members"])
         return cls(
             members or (artefact.record["spec"],),

@@ -2,17 +2,17 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from oodles.calibration import Threshold, are_kept_scores
+from oodles.calibration import Threshold, restore_threshold
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact, rows_of
+from oodles.deploy.artefact import Arrays, Artefact, read_artefact, replace_threshold, rows_of
 from oodles.deploy.explaining import Explainer
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
@@ -36,12 +36,12 @@ DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Array = npt.NDArray[Any]
 
 
-class ExportedVerdict(NamedTuple):
-    """An exported guard's answer for a batch, as NumPy arrays with one entry per input.
+class ArrayVerdict(NamedTuple):
+    """A guard's answer for a batch, as NumPy arrays with one entry per input.
 
     ``logits`` are the model's own. ``probability`` is that of ``label`` by the model's softmax, or by its sigmoid if
     an input may have several classes. ``p_value`` is the fraction of ID scores at most as large, NaN if the guard kept
-    none. A score that is NaN or infinite is never ID.
+    none. A score that is NaN or infinite is never ID. ``explanations`` are there if they were asked for.
     """
 
     logits: Array
@@ -50,6 +50,12 @@ class ExportedVerdict(NamedTuple):
     score: Array
     p_value: Array
     is_id: Array
+    explanations: Sequence[Explanation] = ()
+
+    def part(self, start: int, stop: int) -> "ArrayVerdict":
+        """Return the verdict for some of the inputs."""
+        columns: Any = (each[start:stop] for each in self)
+        return ArrayVerdict(*columns)
 
 
 class ExportedGuard:
@@ -58,7 +64,7 @@ class ExportedGuard:
     ``guard(image)`` takes what an image can be: a path, the bytes of a file, a Pillow image, a uint8 array
     ``(height, width, 3)`` in RGB, a list of these, or a uint8 array ``(n, height, width, 3)``. Images of any size are
     resized as they were for the training features. A guard of a model that takes no images is called with that
-    model's inputs as arrays, by position or by name. Several threads may call one guard.
+    model's inputs as arrays, by position, by name or as one mapping. Several threads may call one guard.
     """
 
     def __init__(self, artefact: Artefact, *, device: str = "cpu", threads: int | None = None) -> None:
@@ -67,14 +73,15 @@ class ExportedGuard:
         self.record: Record = artefact.record
         self.class_names: tuple[str, ...] = tuple(artefact.record["class_names"])
         self.detector: str = artefact.record["spec"]
-        self.threshold = threshold_of(artefact)
+        self.threshold = _threshold_of(artefact)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
         self._session = self._start(artefact.graph, device, threads)
-        self._asked_alone = run_options()
+        self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
         self._limit = self._limit_of(self.threshold)
         self._explainer = Explainer.of(artefact)
+        self._every_output = (*OUTPUTS, *self._explainer.outputs)
         self._check_graph()
         self._test(artefact.arrays)
 
@@ -87,49 +94,66 @@ class ExportedGuard:
         """
         return cls(read_artefact(Path(path)), device=device, threads=threads)
 
-    def __call__(self, *inputs: Any, **named: Any) -> ExportedVerdict:
-        """Label, probability, score, p-value and decision for each input."""
-        return self._run(self.arrays(*inputs, **named))
+    def __call__(self, *inputs: Any, **named: Any) -> ArrayVerdict:
+        """Return label, probability, score, p-value and decision for each input."""
+        return self.judge(self.arrays(*inputs, **named))
 
     def explain(self, *inputs: Any, **named: Any) -> list[Explanation]:
-        """Why each input is accepted or rejected: what :meth:`oodles.Guard.explain` says, up to rounding.
+        """Say why each input is accepted or rejected: the same as :meth:`oodles.Guard.explain`, up to rounding.
 
-        The arguments are those of a call. Training rows are not named: ``neighbours`` is empty, since an exported
-        guard must not give away training data.
+        The arguments are those of a call. ``neighbours`` is empty, so that an exported guard does not give away
+        training data.
         """
-        return self.with_explanations(*inputs, **named)[1]
+        return [*self.judge(self.arrays(*inputs, **named), explain=True).explanations]
 
-    def with_explanations(self, *inputs: Any, **named: Any) -> tuple[ExportedVerdict, list[Explanation]]:
-        """The verdict and its explanations from one run of the graph."""
-        return self._run_explained(self.arrays(*inputs, **named))
+    def judge(self, batch: Arrays, *, explain: bool = False) -> ArrayVerdict:
+        """Run the graph on what :meth:`arrays` or :meth:`batch` gives; with ``explain`` the verdict has explanations.
 
-    @overload
-    def judge(self, pixels: npt.NDArray[np.uint8], explain: Literal[False] = False) -> ExportedVerdict: ...
-    @overload
-    def judge(
-        self, pixels: npt.NDArray[np.uint8], explain: Literal[True]
-    ) -> tuple[ExportedVerdict, list[Explanation]]: ...
-    def judge(
-        self, pixels: npt.NDArray[np.uint8], explain: bool = False
-    ) -> ExportedVerdict | tuple[ExportedVerdict, list[Explanation]]:
-        """The verdict for images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``.
-
-        With ``explain`` also the explanations, from the same run of the graph.
+        Both come from one run.
         """
+        answers = self._answers(batch, self._every_output if explain else OUTPUTS)
+        verdict = ArrayVerdict._make([*(answers[name] for name in OUTPUTS), ()])
+        if not explain:
+            return verdict
+        explanations = explanations_of(
+            verdict.score,
+            verdict.is_id.tolist(),
+            verdict.label,
+            self._explainer.findings(verdict.score, answers),
+            class_names=self.class_names,
+            threshold=self.threshold.value,
+            id_rate=self.threshold.id_rate,
+            reduction=self._explainer.reduction,
+        )
+        return verdict._replace(explanations=explanations)
+
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Arrays:
+        """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
+        return {INPUT: uncropped(pixels, self.check_images())}
+
+    def check_images(self) -> Transform:
+        """Raise if the model takes no images; returns how they are preprocessed."""
         if self.transform is None:
-            raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it with its inputs")
-        given = {INPUT: uncropped(pixels, self.transform)}
-        return self._run_explained(given) if explain else self._run(given)
+            raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it from Python")
+        return self.transform
 
-    def answer(self, arrays: Arrays, *, explain: bool = False) -> tuple[ExportedVerdict, list[Explanation] | None]:
-        """The verdict for what :meth:`arrays` gives, and with ``explain`` the explanations, from one run."""
-        return self._run_explained(arrays) if explain else (self._run(arrays), None)
+    def check_features(self, folder: Path) -> NoReturn:
+        """Raise: an exported guard begins with the network, so it takes no features."""
+        raise ArgumentError(
+            f"{self.path} is exported and takes images, not the features in {folder}; use the saved guard"
+        )
+
+    score_features = compare_with = check_features
+
+    def save_threshold(self, threshold: Threshold) -> None:
+        """Give the files another threshold, in one atomic step; this object stays as it is."""
+        replace_threshold(self.path, threshold.as_record())
 
     def with_threshold(self, threshold: Threshold) -> "ExportedGuard":
         """The same guard with another threshold; the two share the graph, and neither changes the other.
 
         P-values are still those among the scores of the calibration set that the guard was exported with. To change
-        the files too, see :func:`oodles.deploy.artefact.replace_threshold`.
+        the files too, see :meth:`save_threshold`.
         """
         about = threshold.as_record()
         try:
@@ -146,41 +170,13 @@ class ExportedGuard:
         return other
 
     @property
-    def explains(self) -> bool:
-        """Whether it was exported with what explanations need; older exports were not."""
-        return self._explainer is not None
-
-    @property
     def members(self) -> tuple[str, ...]:
-        """The members of an ensemble as text; () if the detector is none, or if it was exported without them."""
-        return () if self._explainer is None or self._explainer.ranks is None else self._explainer.specs
+        """The members of an ensemble as text; () if the detector is none."""
+        return () if self._explainer.ranks is None else self._explainer.specs
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
         return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
-
-    def _run(self, given: Arrays) -> ExportedVerdict:
-        return ExportedVerdict(**self._answers(given, OUTPUTS))
-
-    def _run_explained(self, given: Arrays) -> tuple[ExportedVerdict, list[Explanation]]:
-        if self._explainer is None:
-            raise FileError(f"{self.path} was exported without what an explanation needs; export the guard again")
-        answers = self._answers(given, self._every_output())
-        verdict = ExportedVerdict(*(answers[name] for name in OUTPUTS))
-        explanations = explanations_of(
-            verdict.score,
-            verdict.is_id.tolist(),
-            verdict.label,
-            self._explainer.findings(verdict.score, answers),
-            class_names=self.class_names,
-            threshold=self.threshold.value,
-            id_rate=self.threshold.id_rate,
-            reduction=self._explainer.reduction,
-        )
-        return verdict, explanations
-
-    def _every_output(self) -> tuple[str, ...]:
-        return OUTPUTS if self._explainer is None else (*OUTPUTS, *self._explainer.outputs)
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
         """The outputs of these names, for all rows."""
@@ -193,7 +189,7 @@ class ExportedGuard:
 
     def _batch(self, given: Arrays, names: Sequence[str]) -> list[Array]:
         try:
-            answers: list[Array] = self._session.run(names, given | self._limit, self._asked_alone)
+            answers: list[Array] = self._session.run(names, given | self._limit, self._run_options)
         except Exception as error:  # of onnxruntime, whose errors have no common class
             raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
         rows = rows_of(given)
@@ -218,8 +214,12 @@ class ExportedGuard:
 
     def arrays(self, *inputs: Any, **named: Any) -> Arrays:
         """The arguments of a call as the graph takes them, checked; rows of equal shapes can be stacked."""
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            return self.arrays(**inputs[0], **named)
         if self.transform is None:
             return self._named(inputs, named)
+        if not inputs and named.keys() == {INPUT}:
+            return {INPUT: pixels_of(named[INPUT], self.transform)}
         if len(inputs) != 1 or named:
             raise ArgumentError("a guard of images is called with one argument: an image, several, or a uint8 array")
         return {INPUT: pixels_of(inputs[0], self.transform)}
@@ -247,12 +247,12 @@ class ExportedGuard:
         takes = {each.name: _described(each) for each in self._session.get_inputs()}
         default = {each.name for each in self._session.get_overridable_initializers()}
         shapes = {each.name: each.shape for each in self._session.get_outputs()}
-        logits, explainer = next(iter(shapes.values())), self._explainer
+        logits = next(iter(shapes.values()))
         consistent = (
             takes == self._inputs,
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
-            tuple(shapes) == tuple(self.record["outputs"]) == self._every_output(),
-            explainer is None or explainer.fits(shapes),
+            tuple(shapes) == tuple(self.record["outputs"]) == self._every_output,
+            self._explainer.fits(shapes),
             all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
         )
@@ -265,13 +265,13 @@ class ExportedGuard:
     def _test(self, arrays: Arrays) -> None:
         """Raise unless the answers to the test inputs are those of the machine that exported the guard."""
         given = {name: arrays.get(TEST + name) for name in self._inputs}
-        tested = ("logits", "score", *(() if self._explainer is None else self._explainer.outputs))
+        tested = ("logits", "score", *self._explainer.outputs)
         expected = {name: arrays.get(f"{TEST}output.{name}") for name in tested}
         if any(part is None for part in (*given.values(), *expected.values())):
             raise FileError(f"{self.path} has no test inputs; export the guard again")
         try:
             inputs = {name: np.asarray(value) for name, value in given.items()}
-            runs = [self._answers(inputs, self._every_output())]
+            runs = [self._answers(inputs, self._every_output)]
             if self.transform is not None:
                 runs.append(self(list(inputs[INPUT]))._asdict())
             for answers in runs:
@@ -346,19 +346,13 @@ def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
     return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
 
 
-def threshold_of(artefact: Artefact) -> Threshold:
-    """The threshold of an exported guard with the scores of its calibration set; its graph is not run."""
-    return Threshold(**artefact.record["threshold"], id_scores=_id_scores(artefact))
-
-
-def _id_scores(artefact: Artefact) -> Array | None:
-    """The scores of the calibration set, which the record summarises."""
+def _threshold_of(artefact: Artefact) -> Threshold:
+    """Return the threshold with the scores of the calibration set, which the record summarises."""
     scores, summary = artefact.arrays.get(ID_SCORES), artefact.record["calibration"]
-    if scores is None and summary is None:
-        return None
-    if scores is None or summary is None or not are_kept_scores(scores) or not _summarises(summary, scores):
-        raise FileError(f"{artefact.path} has no usable scores of its calibration set; export the guard again")
-    return scores
+    threshold = restore_threshold(artefact.record["threshold"], scores, artefact.path)
+    if (scores is None) != (summary is None) or (scores is not None and not _summarises(summary, scores)):
+        raise FileError(f"{artefact.path} has no usable scores of its calibration set; write it again")
+    return threshold
 
 
 def _summarises(summary: Record, scores: Array) -> bool:

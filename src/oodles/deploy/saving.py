@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from oodles import __version__
-from oodles.calibration import Threshold, are_kept_scores
+from oodles.calibration import Threshold, restore_threshold
 from oodles.columns import PRECISIONS, is_finite
+from oodles.deploy.artefact import RECORD as GUARD_RECORD
 from oodles.detectors import Detector
 from oodles.detectors.arguments import Described, class_key
 from oodles.detectors.base import INPUTS, check_fitted, extra_columns
@@ -43,8 +42,8 @@ from oodles.records.files import (
 )
 from oodles.records.tensors import read_saved, read_tensors, write_tensors
 
-KIND, SCHEMA, RECORD = "detector", 2, "detector.json"
-GUARD_KIND, GUARD_SCHEMA, GUARD_RECORD = "guard", 3, "guard.json"
+KIND, SCHEMA, RECORD = "detector", 1, "detector.json"
+GUARD_KIND, GUARD_SCHEMA = "guard", 1
 ID_SCORES = "id_scores"  # the one tensor of a guard that is not its detector's
 PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
@@ -129,8 +128,12 @@ def save_guard(
 
 def load_guard(folder: Path, key: Key | None = None) -> tuple[Detector, Threshold, Record]:
     """The detector, the threshold and the rest of what :func:`save_guard` wrote; with a key only if signed with it."""
-    detector, record, scores = _load(Path(folder) / GUARD_RECORD, read_key(key))
-    return detector, Threshold(**record["threshold"], id_scores=scores), record
+    path = Path(folder) / GUARD_RECORD
+    detector, record, scores = _load(path, read_key(key))
+    if scores is not None and scores.dtype == torch.bfloat16:  # which NumPy does not have
+        scores = scores.half()
+    kept = None if scores is None else scores.numpy()
+    return detector, restore_threshold(record["threshold"], kept, path), record
 
 
 def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -> None:
@@ -184,10 +187,10 @@ def _read(path: Path, key: bytes | None) -> Record:
     return read_record(path, kind=GUARD_KIND, schema=GUARD_SCHEMA, fields=_GuardFields, key=key)
 
 
-def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, npt.NDArray[Any] | None]:
+def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, Tensor | None]:
     """The detector that a record describes, with the tensors it names, the record, and a guard's ID scores."""
     record, state = read_saved(path.parent, lambda: _read(path, key))
-    scores = _id_scores(path, state.pop(ID_SCORES, None), record) if path.name == GUARD_RECORD else None
+    scores = state.pop(ID_SCORES, None) if path.name == GUARD_RECORD else None
     try:
         detector = _decode(record["detector"])
     except FileError:
@@ -205,16 +208,6 @@ def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, npt.NDArray[
         described = " ".join(str(detector).split())  # an argument may be text of several lines
         raise FileError(f"{tensors} does not hold a fitted {described}: {_line(error)}") from None
     return detector, record, scores
-
-
-def _id_scores(path: Path, scores: Tensor | None, record: Record) -> npt.NDArray[Any] | None:
-    """The scores of the calibration set, which must be as :func:`oodles.calibrate` keeps them."""
-    if scores is None:
-        return None
-    given = scores.numpy() if scores.dtype in (torch.float32, torch.float64) else np.empty(0)
-    if not are_kept_scores(given) or len(given) > record["threshold"]["calibration_size"]:
-        raise FileError(f"{path} has no usable scores of its calibration set; write it again")
-    return given
 
 
 def _line(error: Exception) -> str:

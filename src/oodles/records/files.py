@@ -15,7 +15,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -191,18 +191,14 @@ def parse_record(
     *,
     kind: str,
     schema: int,
-    older: Sequence[int] = (),
     fields: type[Fields] | None = None,
     key: bytes | None = None,
 ) -> Record:
-    """The record in the content of the file ``path``, checked as :func:`read_record` does.
-
-    ``older`` are schemas that the fields describe too.
-    """
+    """Return the record in the content of the file ``path``, checked as :func:`read_record` does."""
     record = _parse_json(content, path)
     if not isinstance(record, dict) or record.get("kind") != kind:
-        raise FileError(f"{path} does not describe a {kind}; it was written by another program")
-    if record.get("schema") not in (schema, *older):
+        raise FileError(f"{path} is not a record of kind {kind!r}; it was written by another program")
+    if record.get("schema") != schema:
         raise FileError(
             f"{path} has schema {str(record.get('schema'))[:40]}, this version of oodles reads schema {schema}; write "
             "the file again with this version, or use the one that wrote it"

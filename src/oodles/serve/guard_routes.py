@@ -115,6 +115,6 @@ def _described(served: ServedGuard) -> dict[str, Any]:
         "threshold": guard.threshold.as_record(),
         "calibration": record["calibration"],
         "members": list(guard.members),
-        "explains": guard.explains,
+        "explains": True,
         "reload_error": served.reload_error,
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 from oodles.calibration import Threshold
 from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold, rows_of
-from oodles.deploy.exported import ExportedGuard, ExportedVerdict
+from oodles.deploy.exported import ArrayVerdict, ExportedGuard
 from oodles.errors import FileError, OodlesError
 from oodles.explanation.findings import Explanation
 from oodles.monitor import Alert, Monitor
@@ -53,12 +53,12 @@ class Answer:
     """What some rows are answered with, and by which version."""
 
     version: Version
-    verdict: ExportedVerdict
+    verdict: ArrayVerdict
     explanations: list[Explanation] | None
 
     def part(self, start: int, stop: int) -> "Answer":
         """The answer to some of the rows."""
-        verdict = ExportedVerdict(*(each[start:stop] for each in self.verdict))
+        verdict = self.verdict.part(start, stop)
         return Answer(self.version, verdict, self.explanations and self.explanations[start:stop])
 
 
@@ -104,7 +104,7 @@ class ServedGuard:
         if self.version.guard.transform is not None:
             side = self.version.guard.transform.resize
             for rows in sorted({1, self._settings.max_batch}):
-                self.version.guard.answer({"pixels": np.zeros((rows, side, side, 3), np.uint8)})
+                self.version.guard.judge({"pixels": np.zeros((rows, side, side, 3), np.uint8)})
         self.ready = True
 
     @contextmanager
@@ -137,18 +137,18 @@ class ServedGuard:
     def _run(self, work: Work, parts: Sequence[Arrays]) -> Answer:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         began = time.perf_counter()
-        verdict, explanations = work.version.guard.answer(arrays, explain=work.explain)
+        verdict = work.version.guard.judge(arrays, explain=work.explain)
         seconds = time.perf_counter() - began
         rows = rows_of(arrays)
         self._answered.add(rows, seconds)
         self._telemetry.inference.labels(self.name).observe(seconds)
         self._telemetry.batches.labels(self.name).observe(rows)
         self._observe(work.version, verdict)
-        return Answer(work.version, verdict, explanations)
+        return Answer(work.version, verdict, [*verdict.explanations] if work.explain else None)
 
     # Monitoring ---------------------------------------------------------------------------------
 
-    def _observe(self, version: Version, verdict: ExportedVerdict) -> None:
+    def _observe(self, version: Version, verdict: ArrayVerdict) -> None:
         finite = np.isfinite(verdict.score)
         accepted = verdict.is_id & finite
         counts = {"id": accepted.sum(), "ood": (~accepted & finite).sum(), "error": (~finite).sum()}

@@ -12,8 +12,6 @@ one left. Opening reads only the manifest, the head and file sizes; each shard i
 against the manifest when its rows are first used.
 """
 
-from oodles.store.manifest import is_store, read_head, read_manifest, stored_rows
-from oodles.store.reading import Shard, Store
-from oodles.store.writing import Part, Writer
+import lazy_loader
 
-__all__ = ["Part", "Shard", "Store", "Writer", "is_store", "read_head", "read_manifest", "stored_rows"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

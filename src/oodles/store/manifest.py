@@ -7,11 +7,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from oodles.columns import PRECISIONS, Columns, is_finite
 from oodles.errors import ArgumentError, FileError
 from oodles.records.differences import first_difference
 from oodles.records.files import Digest, Fields, Record, TensorFile, read_record
-from oodles.records.tensors import read_tensors
 
 KIND, PART = "features", "part of features"
 SCHEMA = 1
@@ -82,25 +80,6 @@ def read_manifest(path: Path) -> Record:
     if not path.is_dir():
         raise FileError(f"{path} does not exist; a feature store is a folder written by `oodles extract`")
     return read_record(path / MANIFEST, kind=KIND, schema=SCHEMA, fields=Manifest)
-
-
-def read_head(path: Path, manifest: Record) -> Columns:
-    """The last layer in a store: ``weight`` and perhaps ``bias``; empty if there is none."""
-    if not manifest["head"]:
-        return {}
-    head = read_tensors(path, manifest["head"])
-    if not _is_head(head):
-        raise FileError(f"{path / manifest['head']['file']} is not the weight and bias of a last layer; extract again")
-    return head
-
-
-def _is_head(parts: Columns) -> bool:
-    if not {"weight"} <= parts.keys() <= {"weight", "bias"} or parts["weight"].ndim != 2:
-        return False
-    weight = parts["weight"]
-    bias = parts.get("bias", weight.new_zeros(len(weight)))
-    fits = weight.dtype == bias.dtype and weight.dtype in PRECISIONS and bias.shape == weight.shape[:1]
-    return fits and all(is_finite(part) for part in parts.values())
 
 
 def stored_rows(manifest: Record) -> int:

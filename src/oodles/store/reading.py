@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from oodles.columns import Columns, check_columns
+from oodles.columns import PRECISIONS, Columns, check_columns, is_finite
 from oodles.errors import DataError, FileError, ShapeError
 from oodles.records.files import Record, member, sha256
-from oodles.store.manifest import read_head, read_manifest, stored_rows
+from oodles.records.tensors import read_tensors
+from oodles.store.manifest import read_manifest, stored_rows
 
 Layout = dict[str, tuple[torch.dtype, torch.Size]]
 """Type and width of each column."""
@@ -94,3 +95,22 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, rows={stored_rows(self.manifest)}, columns={', '.join(self.columns)})"
+
+
+def read_head(path: Path, manifest: Record) -> Columns:
+    """The last layer in a store: ``weight`` and perhaps ``bias``; empty if there is none."""
+    if not manifest["head"]:
+        return {}
+    head = read_tensors(path, manifest["head"])
+    if not _is_head(head):
+        raise FileError(f"{path / manifest['head']['file']} is not the weight and bias of a last layer; extract again")
+    return head
+
+
+def _is_head(parts: Columns) -> bool:
+    if not {"weight"} <= parts.keys() <= {"weight", "bias"} or parts["weight"].ndim != 2:
+        return False
+    weight = parts["weight"]
+    bias = parts.get("bias", weight.new_zeros(len(weight)))
+    fits = weight.dtype == bias.dtype and weight.dtype in PRECISIONS and bias.shape == weight.shape[:1]
+    return fits and all(is_finite(part) for part in parts.values())

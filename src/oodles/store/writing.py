@@ -21,10 +21,10 @@ from oodles.store.manifest import (
     PartFields,
     check_same,
     plain,
-    read_head,
     read_manifest,
     stored_rows,
 )
+from oodles.store.reading import read_head
 
 
 class _Appending:

@@ -1,0 +1,141 @@
+"""``SavedGuard``: a guard that was saved without its model, with the model if there is one."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from oodles.calibration import Threshold
+from oodles.data.loaders import normalise
+from oodles.data.transforms import Transform
+from oodles.deploy.exported import ArrayVerdict
+from oodles.deploy.saving import load_guard, save_threshold
+from oodles.errors import ArgumentError, DataError
+from oodles.explanation.findings import Explanation
+from oodles.features import Features
+from oodles.functional import label_probability
+from oodles.guard import Guard
+from oodles.network.taps import usable_device
+from oodles.records.files import Key, Record, checksum
+from oodles.store import read_manifest
+
+
+class SavedGuard:
+    """A guard that :meth:`oodles.Guard.save` wrote; see :func:`oodles.deploy.opening.open_guard`.
+
+    It judges features by itself, and images with the model that it was saved for. ``transform`` says how images are
+    preprocessed; None if nobody knows. ``fitted`` is the detector.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        *,
+        preprocessing: Mapping[str, Any] | None = None,
+        key: Key | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.fitted, self.threshold, self.record = load_guard(path, key)
+        self.path = path
+        self.detector: str = self.fitted.spec
+        self.identity = checksum(self.record)
+        self.class_names: tuple[str, ...] = tuple(self.record["class_names"])
+        self.transform = known_transform(path, self.record["preprocessing"], preprocessing or {})
+        self._key, self._device = key, torch.device("cpu")
+        self._guard: Guard | None = None
+        self._train: Features | None = None
+        if model is None:
+            return
+        if device is not None:
+            self._device = usable_device(device)
+        network = model if isinstance(model, nn.Module) else model()
+        self._guard = Guard.restore(path, network.to(self._device), self.fitted, self.threshold, self.record)
+        self.class_names = self._guard.class_names
+
+    def check_images(self) -> tuple[Guard, Transform]:
+        """Raise unless images can be judged; returns the guard with its model, and the preprocessing."""
+        if self._guard is None:
+            raise ArgumentError(f"{self.path} guards your own model, so images need --model and --checkpoint")
+        if self.transform is None:
+            raise ArgumentError(
+                f"{self.path} does not record how images were preprocessed; give --size, --mean and --std as used for "
+                "the model, e.g. --size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"
+            )
+        return self._guard, self.transform
+
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
+        """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
+        images = normalise(self.check_images()[1], torch.from_numpy(pixels).to(self._device))
+        # the layout that convolutions on a CPU are fastest in
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def judge(self, batch: Tensor | Features) -> ArrayVerdict:
+        """Return the verdict for images as :meth:`batch` gives them, or for features, which need no model."""
+        if not isinstance(batch, Features):
+            verdict, probability = self.check_images()[0].with_probability(batch)
+            return array_verdict(*verdict, probability, self.threshold)
+        self.class_names = self.class_names or batch.class_names
+        logits, score = batch.logits, self.fitted.score(batch)
+        probability = label_probability(logits, multilabel=batch.multilabel)
+        return array_verdict(
+            logits, logits.argmax(dim=1), score, self.threshold.is_id(score), probability, self.threshold
+        )
+
+    def explain(self, batch: Tensor) -> list[Explanation]:
+        """Say why images are accepted or rejected, see :meth:`oodles.Guard.explain`."""
+        guard, _ = self.check_images()
+        guard.class_names = self.class_names
+        return guard.explain(batch, train=self._train)
+
+    def compare_with(self, folder: Path) -> None:
+        """Let explanations name nearest rows and usual values in the features that the detector was fitted on."""
+        self.check_features(folder)
+        self._train = Features.load(folder)
+
+    def check_features(self, folder: Path) -> None:
+        """Raise if the features in ``folder`` are of a model other than the guard's."""
+        origin = read_manifest(folder)["about"].get("model")
+        if None not in (origin, self.record["model"]) and origin != self.record["model"]:
+            raise DataError(f"{folder} has features of another model than {self.path} was fitted on")
+
+    def score_features(self, folder: Path) -> npt.NDArray[np.float64]:
+        """Return the scores of the features in ``folder``."""
+        self.check_features(folder)
+        return self.fitted.score(Features.load(folder)).double().numpy()
+
+    def save_threshold(self, threshold: Threshold) -> None:
+        """Give the files another threshold, in one atomic step; this object stays as it is."""
+        save_threshold(self.path, threshold, self._key)
+
+
+def known_transform(path: Path, recorded: Record | None, given: Mapping[str, Any]) -> Transform | None:
+    """Return the preprocessing that a guard records, which what is given must not contradict, or else what is given.
+
+    ``given`` may leave out settings. None if the guard records nothing and not everything is given.
+    """
+    if recorded is None:
+        complete = given.keys() >= {"size", "mean", "std"}
+        return Transform(**{"resize": given["size"], **given}) if complete else None
+    known = Transform.from_record(recorded)
+    if any(getattr(known, name) != value for name, value in given.items()):
+        raise ArgumentError(f"{path} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
+    return known
+
+
+def array_verdict(
+    logits: Tensor, label: Tensor, score: Tensor, is_id: Tensor, probability: Tensor, threshold: Threshold
+) -> ArrayVerdict:
+    """Return a guard's verdict as arrays, with the p-values of its threshold."""
+    values: Any = _array(score)
+    return ArrayVerdict(
+        _array(logits), _array(label), _array(probability.float()), values, threshold.p_values(values), _array(is_id)
+    )
+
+
+def _array(values: Tensor) -> npt.NDArray[Any]:
+    return values.detach().cpu().numpy()

@@ -1,0 +1,191 @@
+"""Score many inputs with a guard, and write the results to a file that can be continued."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, tee
+from pathlib import Path
+
+import numpy as np
+
+from oodles.data.decoding import WORKERS, Prepared, map_ahead, prepare
+from oodles.data.transforms import Transform
+from oodles.deploy.exported import ArrayVerdict
+from oodles.deploy.opening import OpenGuard
+from oodles.deploy.results.jobs import Job
+from oodles.deploy.results.rows import FORMATS, Row
+from oodles.deploy.results.scores import write_scores
+from oodles.deploy.results.writing import check_results, open_results
+from oodles.deploy.sources import Batch, FeatureBatch, InputSequence
+from oodles.errors import ArgumentError, DataError
+
+BATCH_SIZE = 32
+SUFFIXES = (*FORMATS, ".npy")
+NOT_FINITE = "the network gives NaN or infinite values for it"
+
+
+@dataclass
+class Counts:
+    """How many inputs were accepted, rejected, and could not be scored."""
+
+    accepted: int = 0
+    rejected: int = 0
+    errors: int = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count some rows."""
+        accepted, errors = sum(row.is_id for row in rows), sum(row.error is not None for row in rows)
+        self.accepted += accepted
+        self.errors += errors
+        self.rejected += len(rows) - accepted - errors
+
+    @property
+    def total(self) -> int:
+        """All inputs."""
+        return self.accepted + self.rejected + self.errors
+
+    @property
+    def ood_rate(self) -> float:
+        """The fraction of inputs that were not accepted, those with an error among them."""
+        return (self.rejected + self.errors) / self.total
+
+
+def score_files(
+    guard: OpenGuard,
+    inputs: Sequence[str | Path] | InputSequence,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+    progress: Callable[[Counts], None] | None = None,
+) -> Counts:
+    """Score images and features, and write one row per input to ``out``: .jsonl, .csv, .parquet, or .npy for scores.
+
+    Rows are appended batch by batch. With ``resume`` a file that was interrupted is continued; guard, inputs and
+    ``batch_size`` must be the same, and every bit is that of an uninterrupted run. A file that cannot be read is a row
+    with an error. ``workers`` threads decode images. ``progress`` is called after each batch, also for
+    those that the file had already.
+    """
+    path, counts = Path(out), Counts()
+    check_output(path, resume=resume, overwrite=overwrite)
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
+    job = _job(guard, sequence, batch_size)
+
+    def seen(rows: Sequence[Row]) -> None:
+        counts.add(rows)
+        if progress is not None:
+            progress(counts)
+
+    def observed(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
+        for rows in batches:
+            yield rows
+            seen(rows)  # after they were written
+
+    batches = _batches(sequence, batch_size)
+    if path.suffix.lower() == ".npy":
+        write_scores(path, observed(_score(guard, batches, workers)))
+    else:
+        with open_results(path, job, resume=resume, force=overwrite) as results:
+            for rows in observed(_score(guard, results.remaining(batches, seen), workers)):
+                results.append(rows)
+            results.finish()
+    return counts
+
+
+def score_inputs(
+    guard: OpenGuard,
+    inputs: Sequence[str | Path] | InputSequence,
+    *,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+) -> Iterator[list[Row]]:
+    """Yield the rows of each batch as soon as it is scored; the arguments are those of :func:`score_files`."""
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
+    _check_inputs(guard, sequence)
+    return _score(guard, _batches(sequence, batch_size), workers)
+
+
+def check_output(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Raise unless :func:`score_files` can write to ``path``."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ArgumentError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; give the name of a file")
+    if suffix != ".npy":
+        check_results(path, resume=resume, force=overwrite)
+    elif resume:
+        raise ArgumentError(f"{path} cannot be resumed; .jsonl, .csv and .parquet can")
+    elif path.exists() and not overwrite:
+        raise ArgumentError(f"{path} exists already; --force replaces it")
+
+
+def _job(guard: OpenGuard, sequence: InputSequence, batch_size: int) -> Job:
+    _check_inputs(guard, sequence)
+    recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
+    threshold = guard.threshold
+    return Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
+
+
+def _check_inputs(guard: OpenGuard, sequence: InputSequence) -> None:
+    """Raise unless the guard can judge the inputs, before any of them is read."""
+    for folder in sequence.stores:
+        guard.check_features(folder)
+    if sequence.has_images:
+        guard.check_images()
+
+
+def _batches(sequence: InputSequence, size: int) -> Iterator[Batch]:
+    batches = sequence.batches(size)
+    first = next(batches, None)
+    if first is None:
+        raise DataError("standard input lists no paths; give one per line")
+    return chain([first], batches)
+
+
+def _score(guard: OpenGuard, batches: Iterator[Batch], workers: int | None) -> Iterator[list[Row]]:
+    """Yield the rows of each batch, in order; images are decoded while others are scored."""
+    for batch, images in decode_ahead(batches, guard.transform, workers):
+        if isinstance(batch, FeatureBatch):
+            yield _rows(batch.names, guard.judge(batch.features), guard.class_names)
+        else:
+            yield _image_rows(guard, batch.names, images)
+
+
+def decode_ahead(
+    batches: Iterable[Batch], transform: Transform | None, workers: int | None = None
+) -> Iterator[tuple[Batch, list[Prepared]]]:
+    """Yield each batch with its images resized and cropped; ``transform`` may be None if there are only features."""
+    if transform is None:
+        return ((batch, []) for batch in batches)
+    kept, given = tee(batches)
+    openers = ([] if isinstance(batch, FeatureBatch) else batch.openers for batch in given)
+    return zip(kept, map_ahead(partial(prepare, transform=transform), openers, workers or WORKERS), strict=True)
+
+
+def _image_rows(guard: OpenGuard, names: Sequence[str], images: Sequence[Prepared]) -> list[Row]:
+    """Return rows in the order of the images, of which only those that could be read are scored."""
+    good = [(name, image.pixels) for name, image in zip(names, images, strict=True) if image.pixels is not None]
+    scored: Iterator[Row] = iter(())
+    if good:
+        verdict = guard.judge(guard.batch(np.stack([pixels for _, pixels in good])))
+        scored = iter(_rows([name for name, _ in good], verdict, guard.class_names))
+    return [
+        Row(name, error=image.problem) if image.pixels is None else next(scored)
+        for name, image in zip(names, images, strict=True)
+    ]
+
+
+def _rows(names: Sequence[str], verdict: ArrayVerdict, class_names: Sequence[str]) -> list[Row]:
+    """Return a row per input; one whose score or probability is not finite has an error."""
+    known = dict(enumerate(class_names))
+    columns = verdict.label, verdict.probability, verdict.score, verdict.p_value, verdict.is_id
+    return [
+        Row(name, label, known.get(label), chance, score, p_value if p_value == p_value else None, is_id)
+        if math.isfinite(chance) and math.isfinite(score)
+        else Row(name, error=NOT_FINITE)
+        for name, label, chance, score, p_value, is_id in zip(names, *map(np.ndarray.tolist, columns), strict=True)
+    ]
