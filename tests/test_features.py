@@ -617,8 +617,8 @@ def test_split_reads_no_shard_of_a_store_until_its_rows_are_used(tmp_path, monke
     assert first.holds("layer.block.1")
     assert reads == []
     next(first.batches())
-    # the next ones while the first is used
-    assert sorted(reads) == ["shard-00000.safetensors", "shard-00001.safetensors", "shard-00002.safetensors"]
+    ahead = {"shard-00001.safetensors", "shard-00002.safetensors"}  # unless the consumer stops before they begin
+    assert {"shard-00000.safetensors"} <= {*reads} <= {"shard-00000.safetensors", *ahead}
     for part, wanted in zip((first, second), whole.split(), strict=True):
         assert_equal(Features.concat(list(part.batches())), wanted)
         assert_equal(part, wanted)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oodles.errors import ArgumentError, DataError, ShapeError
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 Columns = dict[str, Tensor]
 """Tensors by column name: ``embedding``, ``logits``, ``labels`` and ``layer.<name>``, one row per image."""
@@ -59,7 +59,7 @@ def as_tensor(name: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name} cannot be read as numbers ({first_line(error)}); give a tensor or an array") from None
+        raise DataError(f"{name} cannot be read as numbers ({one_line(error)}); give a tensor or an array") from None
     if not is_dense(tensor):
         raise DataError(f"{name} is sparse, nested or on the meta device; give a dense tensor")
     return tensor

@@ -10,6 +10,7 @@ from oodles.errors import MissingPackageError
 PACKAGES = {
     "torch": ("PyTorch", "torch"),
     "scipy": ("SciPy", "torch"),
+    "pooch": ("pooch", "torch"),
     "onnx": ("ONNX", "onnx"),
     "onnxruntime": ("ONNX Runtime", "onnx"),
     "onnxscript": ("ONNX Script", "onnx"),

@@ -1,10 +1,7 @@
 """``Features``: the columns that every other part of oodles works on."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -24,12 +21,13 @@ from oodles.columns import (
     fingerprint,
     to_storage,
 )
+from oodles.data.prefetching import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head
 from oodles.store import Store, Writer
 
-READERS = 2  # blocks of a store that are read and checked while one is used
+READERS = 2  # threads that read and check blocks of a store
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
 SHARD_ELEMENTS = 1 << 24
 MIN_TO_SPLIT = 100
@@ -219,14 +217,8 @@ class Features:
         if len(self._blocks) == 1:
             yield self._blocks[0], self._blocks[0].columns()
             return
-        left = iter(self._blocks)
-        with ThreadPoolExecutor(READERS) as pool:
-            coming = deque((block, pool.submit(block.columns)) for block in islice(left, READERS))
-            while coming:
-                block, future = coming.popleft()
-                columns = future.result()
-                coming.extend((following, pool.submit(following.columns)) for following in islice(left, 1))
-                yield block, columns
+        for block, (columns,) in prefetch(((block, [block]) for block in self._blocks), _columns_of, READERS):
+            yield block, columns
 
     def split(self, fraction: float = 0.2, *, seed: int = 0) -> tuple["Features", "Features"]:
         """The rows in two parts, chosen at random: all but ``fraction`` of them, and that fraction.
@@ -351,3 +343,7 @@ class Features:
         model = Classifier(head, tuple(store.manifest["class_names"]), store.manifest["multilabel"])
         bad_rows = [row for entry in store.manifest["shards"] for row in entry["bad_rows"]]
         return cls._trusted(store.shards, store.columns, model, bad_rows)
+
+
+def _columns_of(block: Block) -> Columns:
+    return block.columns()

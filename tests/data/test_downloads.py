@@ -7,66 +7,47 @@ import json
 import socket
 import tarfile
 import threading
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.request import Request
 
 import pytest
-from filelock import FileLock
+import requests
 
 from oodles.bench import SUITES
 from oodles.data import downloads
 from oodles.data.downloads import SOURCES, ByHand, Download, fetch, source
-from oodles.errors import ArgumentError, DataError
-from oodles.records.files import read_record
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.records.files import locked, read_record
 
 FILES = {"set/images/a/1.jpg": b"one" * 400, "set/images/b/2.jpg": b"two" * 500, "set/readme.txt": b"words"}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.files``, the next ``server.cuts`` responses only half-way, ranges if ``server.ranges``."""
+    """Serves ``server.files``, the next ``server.cuts`` responses only half-way."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
         server = self.server
-        server.requests.append((self.path, self.headers.get("Range")))
+        server.requests.append(self.path)
         path = self.path.partition("?")[0]
-        if path == "/moved.tar.gz" or path in server.moved:
+        if path in server.moved:
             self.send_response(302)
-            self.send_header("Location", server.moved.get(path, "/set.tar.gz"))
+            self.send_header("Location", server.moved[path])
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if server.busy:
-            self.send_error(server.busy.pop(0))
-            return
-        body = server.files.get(path)
+        body = None if server.busy else server.files.get(path)
         if body is None:
-            self.send_error(404)
+            self.send_error(server.busy.pop(0) if server.busy else 404)
             return
-        start = 0
-        if server.ranges and self.headers.get("Range"):
-            start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-        if start >= len(body) > 0:
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(body)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        rest = body[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start + server.shift}-{len(body) - 1}/{len(body)}")
-        self.send_header("Content-Length", str(len(rest)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if server.cuts:
-            server.cuts -= 1
-            self.wfile.write(rest[: len(rest) // 2])
-            self.close_connection = True
-        else:
-            self.wfile.write(rest)
+        cut = bool(server.cuts)
+        server.cuts -= cut
+        self.wfile.write(body[: len(body) // (1 + cut)])
+        self.close_connection = cut
 
     def log_message(self, *_):
         pass
@@ -75,9 +56,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(downloads, "RETRIES", 0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as one:
         one.daemon_threads = True
-        one.files, one.requests, one.cuts, one.ranges, one.shift, one.busy, one.moved = {}, [], 0, True, 0, [], {}
+        one.files, one.requests, one.cuts, one.busy, one.moved = {}, [], 0, [], {}
         thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         one.address = f"http://127.0.0.1:{one.server_port}"
@@ -122,15 +104,14 @@ def entries(folder):
 
 
 def test_an_archive_is_downloaded_checked_and_unpacked(server, tmp_path):
-    record, seen = offer(server), []
+    record = offer(server)
     data = tmp_path / "new" / "data"
-    result = fetch(record, data, progress=lambda done, total: seen.append((done, total)))
+    result = fetch(record, data)
     body = server.files["/set.tar.gz"]
     assert result.path == data / "set"
     assert contents(data / "set") == FILES
     assert result.checked
     assert result.sha256 == hashlib.sha256(body).hexdigest()
-    assert seen[-1] == (len(body), len(body))
     assert entries(data) == ["set", "things.fetched.json"]
     note = read_record(data / "things.fetched.json", kind="fetched", schema=1)
     assert note == {"kind": "fetched", "schema": 1, "url": record.url, "sha256": result.sha256, "md5": record.md5}
@@ -158,6 +139,7 @@ def test_an_archive_without_the_outer_folder_is_unpacked_to_the_same_place(serve
 
 def test_redirects_and_queries_are_followed(server, tmp_path):
     offer(server)
+    server.moved["/moved.tar.gz"] = "/set.tar.gz"
     fetch(Download("things", "Things", f"{server.address}/moved.tar.gz?dl=1", "set"), tmp_path)
     assert contents(tmp_path / "set") == FILES
 
@@ -177,90 +159,31 @@ def test_an_existing_dataset_is_left_alone(server, tmp_path):
 # Interrupted ------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_connection_is_resumed(server, tmp_path):
+def test_a_download_that_was_interrupted_is_tried_again(server, tmp_path, monkeypatch):
     record = offer(server)
-    server.cuts = 2
-    assert fetch(record, tmp_path).checked
-    ranges = [wanted for _, wanted in server.requests]
-    body = len(server.files["/set.tar.gz"])
-    assert ranges[0] is None
-    assert ranges[1] == f"bytes={body // 2}-"
-    assert len(ranges) == 3
-    assert contents(tmp_path / "set") == FILES
-
-
-def test_a_later_call_resumes_a_partial_download(server, tmp_path, monkeypatch):
-    record, seen = offer(server), []
-    monkeypatch.setattr(downloads, "ATTEMPTS", 1)
     server.cuts = 1
-    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ interrupted .*things\.part is kept: fetch again to resume"):
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ interrupted .*; fetch it again"):
         fetch(record, tmp_path)
-    size = (tmp_path / "things.part").stat().st_size
-    assert 0 < size < len(server.files["/set.tar.gz"])
-    assert entries(tmp_path) == ["things.part"]
-    fetch(record, tmp_path, progress=lambda done, total: seen.append((done, total)))
-    assert server.requests[-1][1] == f"bytes={size}-"
-    assert seen[0][0] > size
-    assert contents(tmp_path / "set") == FILES
-
-
-def test_a_host_that_keeps_interrupting_is_given_up(server, tmp_path):
-    record = offer(server)
-    server.cuts = 99
-    with pytest.raises(DataError, match="5 times"):
-        fetch(record, tmp_path)
-    assert len(server.requests) == 5
-
-
-def test_a_server_without_ranges_sends_everything_again(server, tmp_path):
-    record = offer(server)
-    server.ranges, server.cuts = False, 1
+    assert entries(tmp_path) == []
+    monkeypatch.setattr(downloads, "RETRIES", 1)
+    server.busy = [503]
     fetch(record, tmp_path)
+    assert len(server.requests) == 3
     assert contents(tmp_path / "set") == FILES
-
-
-@pytest.mark.parametrize("extra", [b"", b"and more"])
-def test_a_partial_download_that_is_complete_or_too_long(server, tmp_path, extra):
-    record = offer(server)
-    (tmp_path / "things.part").write_bytes(server.files["/set.tar.gz"] + extra)
-    fetch(record, tmp_path)
-    assert contents(tmp_path / "set") == FILES
-    assert len(server.requests) == (2 if extra else 1)
-
-
-def test_a_host_that_resumes_elsewhere_sends_everything_again(server, tmp_path):
-    record = offer(server)
-    server.shift, server.cuts = 7, 1
-    fetch(record, tmp_path)
-    assert [bool(wanted) for _, wanted in server.requests] == [False, True, False]
-    assert contents(tmp_path / "set") == FILES
-
-
-def test_a_busy_host_is_asked_again(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "PAUSE", 0.001)
-    record = offer(server)
-    server.busy = [409, 503, 429]
-    fetch(record, tmp_path)
-    assert len(server.requests) == 4
-    assert contents(tmp_path / "set") == FILES
-    server.busy = [409] * 9
-    with pytest.raises(DataError, match="answered 409 Conflict"):
-        fetch(record, tmp_path / "again")
-    assert len(server.requests) == 9
 
 
 def test_what_another_process_has_just_downloaded_is_left_alone(server, tmp_path, monkeypatch):
     record = offer(server)
-    locked = downloads._locked
+    locked = downloads.locked
 
     @contextmanager
-    def later(record, data):
-        with locked(record, data):
+    def later(folder):
+        with locked(folder):
             (tmp_path / "set").mkdir()
             (tmp_path / "set" / "theirs.txt").write_text("theirs")
             yield
 
-    monkeypatch.setattr(downloads, "_locked", later)
+    monkeypatch.setattr(downloads, "locked", later)
     assert fetch(record, tmp_path).sha256 is None
     assert entries(tmp_path / "set") == ["theirs.txt"]
     assert not server.requests
@@ -271,7 +194,7 @@ def test_what_another_process_has_just_downloaded_is_left_alone(server, tmp_path
 
 def test_a_wrong_checksum_unpacks_nothing(server, tmp_path):
     record = offer(server, md5="0" * 32)
-    with pytest.raises(DataError, match=r"has MD5 [0-9a-f]{32}, not the published 0{32}; nothing was unpacked"):
+    with pytest.raises(DataError, match=r"has another MD5 than the published 0{32}"):
         fetch(record, tmp_path)
     assert entries(tmp_path) == []
 
@@ -279,12 +202,6 @@ def test_a_wrong_checksum_unpacks_nothing(server, tmp_path):
 def link(name, target, kind=tarfile.SYMTYPE):
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
-    return member
-
-
-def device(name):
-    member = tarfile.TarInfo(name)
-    member.type = tarfile.FIFOTYPE
     return member
 
 
@@ -297,7 +214,8 @@ def device(name):
         pytest.param(tarball(extra=[link("set/out", "/etc/passwd")]), id="an absolute link"),
         pytest.param(tarball(extra=[link("set/in", "readme.txt")]), id="any symbolic link"),
         pytest.param(tarball(extra=[link("set/h", "../outside.txt", tarfile.LNKTYPE)]), id="a hard link out"),
-        pytest.param(tarball(extra=[device("set/pipe")]), id="a pipe"),
+        pytest.param(tarball(extra=[link("set/pipe", "", tarfile.FIFOTYPE)]), id="a pipe"),
+        pytest.param(tarball(extra=[link("set/holes.jpg", "", tarfile.GNUTYPE_SPARSE)]), id="a sparse file"),
         pytest.param(tarball({}), id="empty"),
         pytest.param(b"<html>gone</html>", id="a web page"),
         pytest.param(b"", id="nothing"),
@@ -317,12 +235,6 @@ def test_hostile_and_broken_archives_leave_nothing_behind(server, tmp_path, cont
     assert entries(tmp_path / "deep") == ["data"]
 
 
-def sparse(name):
-    member = tarfile.TarInfo(name)
-    member.type = tarfile.GNUTYPE_SPARSE
-    return member
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -339,16 +251,11 @@ def test_an_archive_that_grows_too_much_leaves_nothing_behind(server, tmp_path, 
     assert entries(tmp_path) == []
 
 
-def test_a_sparse_file_is_refused(server, tmp_path):
-    with pytest.raises(DataError, match="is a link, a device or a sparse file"):
-        fetch(offer(server, tarball(extra=[sparse("set/holes.jpg")])), tmp_path)
-
-
 def test_a_download_without_end_is_given_up(server, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "MAX_DOWNLOAD", 1000)
     with pytest.raises(DataError, match="has more than 1,000 bytes, which no dataset here has"):
         fetch(offer(server, bytes(5000)), tmp_path)
-    assert (tmp_path / "things.part").stat().st_size == 0
+    assert entries(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -363,13 +270,10 @@ def test_a_download_without_end_is_given_up(server, tmp_path, monkeypatch):
     ],
 )
 def test_redirects_never_leave_an_encrypted_connection(old, new, allowed):
-    request = Request(f"{old}://a.org/x")  # noqa: S310
-    follow = partial(downloads._SafeRedirects().redirect_request, request, io.BytesIO(), 302, "", {})
-    if allowed:
-        assert follow(f"{new}://b.org/y").full_url == f"{new}://b.org/y"
-    else:
-        with pytest.raises(DataError, match=rf"{old}://a.org/x redirects to {new}://b.org/y, which is not https"):
-            follow(f"{new}://b.org/y")
+    answer = requests.Response()
+    answer.url, answer.status_code, answer.headers["Location"] = f"{old}://a.org/x", 302, f"{new}://b.org/y"
+    with nullcontext() if allowed else pytest.raises(DataError, match=rf"redirects to {new}://b.org/y, which is not"):
+        downloads._check_response(answer)
 
 
 def test_a_redirect_to_another_protocol_downloads_nothing(server, tmp_path):
@@ -390,12 +294,11 @@ def test_an_absolute_path_stays_inside(server, tmp_path):
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(downloads, "RETRIES", 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but not listening
         record = Download("things", "Things", f"http://127.0.0.1:{taken.getsockname()[1]}/set.tar.gz", "set")
-        with pytest.raises(
-            DataError, match=r"127\.0\.0\.1:\d+ cannot be reached \(.*refused.*is there a network connection"
-        ) as one:
+        with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ cannot be reached; is there a network") as one:
             fetch(record, tmp_path)
     assert "\n" not in str(one.value)
     with pytest.raises(DataError, match=r"nowhere\.invalid cannot be reached"):
@@ -403,7 +306,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_gone_is_named(server, tmp_path):
-    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ answered 404 Not Found for http"):
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+ answered 404 .*Not Found"):
         fetch(Download("things", "Things", f"{server.address}/gone.tar.gz", "set"), tmp_path)
 
 
@@ -416,8 +319,8 @@ def test_only_http_and_https_are_allowed(tmp_path):
 def test_two_processes_do_not_download_the_same_dataset_at_once(server, tmp_path):
     record = offer(server)
     with (
-        FileLock(tmp_path / ".things.lock", timeout=0, is_singleton=False),
-        pytest.raises(DataError, match=r"being downloaded into .* by another process; wait for it"),
+        locked(tmp_path / ".things.fetching"),
+        pytest.raises(FileError, match="being written by another process"),
     ):
         fetch(record, tmp_path)
     assert not server.requests

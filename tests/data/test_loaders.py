@@ -86,7 +86,7 @@ def test_a_problem_is_one_line_even_if_the_error_says_nothing_or_more():
     loader = ImageLoader(ImageSet("set", ["a", "b"], opened), PLAIN, skip_bad=True)
     with pytest.raises(DataError, match="none of 2 images"):
         list(loader)
-    assert loader.skipped == [("a", "MemoryError"), ("b", "first line second line")]
+    assert loader.skipped == [("a", "MemoryError"), ("b", "first line")]
 
 
 @pytest.mark.parametrize("argument", ["batch_size", "workers"])

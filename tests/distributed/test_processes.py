@@ -21,7 +21,7 @@ def test_an_error_in_one_process_is_raised_in_all():
     outcomes = launch(3, exchange, True)
     assert outcomes[1].error == "ValueError: a bug\nin two lines"
     for rank in (0, 2):
-        assert outcomes[rank].error == "OodlesError: process 1 of 3 failed: ValueError: a bug in two lines"
+        assert outcomes[rank].error == "OodlesError: process 1 of 3 failed: ValueError: a bug"
 
 
 def test_a_script_keeps_its_own_process_group(tmp_path):

@@ -38,7 +38,8 @@ from oodles.cli.threshold import threshold
 from oodles.cli.train import train
 from oodles.errors import ArgumentError, FitWarning, OodlesError
 from oodles.extras import needed_by
-from oodles.records.calls import describe_error, import_module_here
+from oodles.records.calls import import_module_here
+from oodles.records.text import one_line
 
 __all__ = ["app", "main"]
 
@@ -85,7 +86,6 @@ SHARED = ("extract", "fit", "bench")  # what the processes of torchrun do togeth
 RESUMED = {
     "extract": "; run the same command again to continue",
     "bench": "; run the same command again to continue",
-    "fetch": "; run the same command again to continue",
     "train": "; run it again with --resume to continue after the last complete epoch",
 }
 
@@ -175,7 +175,7 @@ def _report(error: Exception) -> int:
         return 2
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"in {Path(place.filename).name}, line {place.lineno}"
-    notice(f"{describe_error(error)}, {where}; OODLES_DEBUG=1 shows more", "[bold red]internal error[/bold red]")
+    notice(f"{one_line(error, kind=True)}, {where}; OODLES_DEBUG=1 shows more", "[bold red]internal error[/bold red]")
     return 1
 
 

@@ -1,19 +1,22 @@
 """``oodles data``: getting the paper's datasets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from oodles.cli.common import DataOption, notices, say
 from oodles.records.text import printable
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 
 def fetch(
     name: Annotated[str, Argument(help="A dataset that `oodles data list` shows.")],
     data: DataOption = Path("data"),
 ) -> None:
-    """Download a dataset from its original site; the download is verified and can be resumed.
+    """Download a dataset from its original site; the download is verified.
 
     For datasets that need an account or an agreement, it says how to get them.
 
@@ -30,13 +33,29 @@ def fetch(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=notices, transient=True, disable=not notices.is_terminal) as bar:
-        task = bar.add_task(printable(name), total=None)
-        done = download(name, data, progress=lambda here, total: bar.update(task, completed=here, total=total))
+        done = download(name, data, progress=_Bar(bar, bar.add_task(printable(name), total=None)))
     if done.sha256 is None:
         say(f"{done.path} already exists")
     else:
         checked = "checksum as published" if done.checked else f"no published checksum; SHA-256 {done.sha256}"
         say(f"{done.path} ({checked})")
+
+
+class _Bar:
+    """A task of a progress bar, as pooch advances it."""
+
+    def __init__(self, bar: "Progress", task: "TaskID") -> None:
+        self.total = 0
+        self._bar, self._task = bar, task
+
+    def update(self, count: int) -> None:
+        self._bar.update(self._task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        """The bar is closed by its owner."""
 
 
 def list_datasets(data: DataOption = Path("data")) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from oodles.data.image_sets import ImageSet
 from oodles.data.limits import MAX_PIXELS, regular_size
 from oodles.errors import DataError
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 MAX_FILE = 1 << 46  # bytes; memory is only taken for the images that are being decoded
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -50,7 +50,7 @@ def _map(path: Path) -> npt.NDArray[np.uint8]:
         try:
             shape, by_columns, kind = HEADERS[npy.read_magic(file)](file)
         except Exception as error:  # NumPy parses the header as Python, which may fail in many ways
-            raise DataError(f"{path} is not a NumPy file of images ({first_line(error)})") from None
+            raise DataError(f"{path} is not a NumPy file of images ({one_line(error)})") from None
         start = file.tell()
     described = f"{path} holds {kind} {shape}"
     if kind != np.uint8 or len(shape) not in (3, 4) or shape[-1] != 3 or by_columns:

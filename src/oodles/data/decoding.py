@@ -1,13 +1,9 @@
-"""Image sets as batches of pixels, decoded by threads ahead of whoever uses them. Nothing here needs PyTorch."""
+"""Image sets as batches of pixels, decoded by threads ahead of the consumer. Nothing here needs PyTorch."""
 
-import itertools
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +11,13 @@ from PIL import Image
 
 from oodles.data.image_sets import ImageSet, decode
 from oodles.data.limits import PIXELS
+from oodles.data.prefetching import prefetch
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
+from oodles.records.text import one_line
 
 BATCH_SIZE = 256
-AHEAD = 2  # batches that are decoded while one is used
 WORKERS = min(16, max(2, os.cpu_count() or 2))
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Prepared(NamedTuple):
@@ -42,29 +35,7 @@ def prepare(opener: Callable[[], AbstractContextManager[Image.Image]], transform
             image.close()  # gives its memory back before others may take it
             return Prepared(pixels, None)
     except Exception as error:  # one corrupt image must not stop the others
-        return Prepared(None, " ".join(str(error).split()) or type(error).__name__)
-
-
-def map_ahead(
-    function: Callable[[Item], Result], batches: Iterable[Sequence[Item]], workers: int = WORKERS
-) -> Iterator[list[Result]]:
-    """Yield what ``function`` returns for the items of each batch, in order, computed by threads ahead of the consumer.
-
-    Two batches are under way while the consumer works on one. If it stops, what has not begun is cancelled.
-    """
-    ahead: deque[list[Future[Result]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for batch in batches:
-                ahead.append([pool.submit(function, item) for item in batch])
-                if len(ahead) > AHEAD:
-                    yield [future.result() for future in ahead.popleft()]
-            while ahead:
-                yield [future.result() for future in ahead.popleft()]
-        finally:
-            for futures in ahead:
-                for future in futures:
-                    future.cancel()
+        return Prepared(None, one_line(error))
 
 
 class DecodedBatch(NamedTuple):
@@ -111,31 +82,21 @@ class ImageDecoder:
     def decoded(self, numbers: Sequence[int] | None = None) -> Iterator[DecodedBatch]:
         """All batches, or those of the given numbers; no other image is read."""
         self.skipped, self.names = [], []
-        with ThreadPoolExecutor(self.workers) as pool:
-            total, size = len(self.images), self.batch_size
-            starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
-            spans = iter([range(start, min(start + size, total)) for start in starts])
-            submitted = ([pool.submit(self._decode, row) for row in span] for span in spans)
-            ahead = deque(itertools.islice(submitted, 2))
-            try:
-                while ahead:
-                    decoded = [future.result() for future in ahead.popleft()]
-                    ahead.extend(itertools.islice(submitted, 1))
-                    self.skipped += [item.problem for item in decoded if item.problem]
-                    if self.skipped and not self.skip_bad:
-                        # keep only the problems: the pixels of a large set would not fit in memory
-                        self.skipped += [pair for part in ahead for future in part if (pair := future.result().problem)]
-                        rest = pool.map(lambda row: self._decode(row).problem, itertools.chain.from_iterable(spans))
-                        self.skipped += [pair for pair in rest if pair]
-                        raise DataError(self.problem_summary())
-                    good = [(item.row, item.pixels) for item in decoded if item.pixels is not None]
-                    if good:
-                        self.names += [self.images.names[row] for row, _ in good]
-                        yield DecodedBatch([row for row, _ in good], np.stack([pixels for _, pixels in good]))
-            finally:
-                for part in ahead:
-                    for future in part:
-                        future.cancel()
+        total, size = len(self.images), self.batch_size
+        starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
+        spans = (range(start, min(start + size, total)) for start in starts)
+        for span, images in prefetch(((span, span) for span in spans), self._prepare, self.workers):
+            self.skipped += [
+                (self.images.names[row], each.problem) for row, each in zip(span, images, strict=True) if each.problem
+            ]
+            if self.skipped and not self.skip_bad:
+                continue  # count the others as well
+            good = [(row, each.pixels) for row, each in zip(span, images, strict=True) if each.pixels is not None]
+            if good:
+                self.names += [self.images.names[row] for row, _ in good]
+                yield DecodedBatch([row for row, _ in good], np.stack([pixels for _, pixels in good]))
+        if self.skipped and not self.skip_bad:
+            raise DataError(self.problem_summary())
         if not self.names and starts:
             raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read ({self._problems()})")
 
@@ -147,13 +108,5 @@ class ImageDecoder:
     def _problems(self) -> str:
         return "; ".join(self.bad[:3]) + ("; ..." if len(self.skipped) > 3 else "")
 
-    def _decode(self, row: int) -> "_Decoded":
-        pixels, problem = prepare(lambda: self.images.open(row), self.transform)
-        return _Decoded(row, pixels, None if problem is None else (self.images.names[row], problem))
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    row: int
-    pixels: npt.NDArray[np.uint8] | None
-    problem: tuple[str, str] | None
+    def _prepare(self, row: int) -> Prepared:
+        return prepare(lambda: self.images.open(row), self.transform)

@@ -1,44 +1,28 @@
-"""Download the suites' datasets from their original sites: resumed if interrupted, verified, installed atomically."""
+"""Download the suites' datasets from their original sites: verified, and installed atomically."""
 
-import contextlib
 import gzip
-import hashlib
 import io
 import json
-import os
-import re
 import shutil
-import ssl
 import tarfile
 import tempfile
-import time
 import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage, HTTPResponse
 from importlib.resources import files
 from pathlib import Path
-from typing import IO
-from urllib.error import HTTPError, URLError
+from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
-
-from filelock import FileLock, Timeout
 
 from oodles.data.limits import unpacked_limit
 from oodles.errors import ArgumentError, DataError
-from oodles.records.files import sha256, write_record
+from oodles.extras import needed_by
+from oodles.records.files import locked, sha256, write_record
+from oodles.records.text import one_line
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
-ATTEMPTS = 5
-PAUSE = 2.0
-"""Seconds before a busy host is asked again, longer each time."""
-BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
+RETRIES = 2
 MAX_DOWNLOAD = 50_000_000_000
-
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes downloaded so far and the total, which is None if the host does not say."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +71,11 @@ class Fetched:
     checked: bool = False
 
 
-def fetch(what: str | Source, data: Path, *, progress: Progress | None = None) -> Fetched:
+def fetch(what: str | Source, data: Path, *, progress: Any = False) -> Fetched:
     """Download a dataset into the folder ``data``, unless it is already there.
 
-    The download goes into ``NAME.part`` and is resumed where it stopped, in this call or a later one. Its checksum
-    is verified before anything is unpacked, and the dataset appears under its own name only when it is complete.
+    Its checksum is verified before anything is unpacked, and the dataset appears under its own name only when it is
+    complete. ``progress`` is the progress bar of :class:`pooch.HTTPDownloader`.
     """
     record = source(what) if isinstance(what, str) else what
     target = data / record.place
@@ -99,19 +83,28 @@ def fetch(what: str | Source, data: Path, *, progress: Progress | None = None) -
         return Fetched(record.name, target)
     if isinstance(record, ByHand):
         raise DataError(f"{record.title} cannot be downloaded automatically: {record.how}; put it at {target}")
-    with _locked(record, data):
-        if target.exists():  # another process was faster
-            return Fetched(record.name, target)
-        part = data / f"{record.name}.part"
-        _download(record, part, progress)
-        digest = _check(record, part)
-        if record.url.partition("?")[0].endswith(".tar.gz"):
-            _unpack(record, part, target)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(target)
-        note = {"kind": "fetched", "schema": 1, "url": record.url, "sha256": digest, "md5": record.md5}
-        write_record(data / f"{record.name}.fetched.json", note)
+    if urlsplit(record.url).scheme not in ("http", "https"):
+        raise ArgumentError(f"{record.url} must be an http or https address")
+    folder = data / f".{record.name}.fetching"
+    with locked(folder):
+        try:
+            if not target.exists():  # else another process was faster
+                return _install(record, folder, target, progress)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Fetched(record.name, target)
+
+
+def _install(record: Download, folder: Path, target: Path, progress: Any) -> Fetched:
+    """Download a dataset into ``folder``, and rename it to ``target`` when it is complete."""
+    packed = whole = _download(record, folder, target, progress)
+    digest = sha256(packed)
+    if record.url.partition("?")[0].endswith(".tar.gz"):
+        whole = _unpacked(record, packed, target.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    whole.rename(target)
+    note = {"kind": "fetched", "schema": 1, "url": record.url, "sha256": digest, "md5": record.md5}
+    write_record(folder.parent / f"{record.name}.fetched.json", note)
     return Fetched(record.name, target, digest, record.md5 is not None)
 
 
@@ -122,145 +115,60 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
-@contextlib.contextmanager
-def _locked(record: Download, data: Path) -> Iterator[None]:
-    """Keep other processes from downloading the same dataset into the same folder."""
-    data.mkdir(parents=True, exist_ok=True)
-    lock = data / f".{record.name}.lock"
+def _download(record: Download, folder: Path, target: Path, progress: Any) -> Path:
+    """Return the downloaded file; a connection that breaks is tried again a few times."""
+    with needed_by("a download"):
+        import pooch
+        from requests.exceptions import ConnectionError as Unreachable
+        from requests.exceptions import HTTPError, RequestException
+
+    known = {"data": None if record.md5 is None else f"md5:{record.md5}"}
+    files = pooch.create(folder, "", registry=known, urls={"data": record.url}, retry_if_failed=RETRIES)
+    options = {"timeout": TIMEOUT, "headers": {"Accept-Encoding": "identity"}, "hooks": {"response": _check_response}}
+    pooch.get_logger().setLevel("ERROR")
     try:
-        with FileLock(lock, timeout=0):
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-    except Timeout:
-        raise DataError(
-            f"{record.name} is being downloaded into {data} by another process; wait for it to finish"
-        ) from None
-
-
-def _download(record: Download, part: Path, progress: Progress | None) -> None:
-    """Download into ``part``, resuming from what it holds; an interrupted connection is reopened a few times."""
-    for attempt in range(1, ATTEMPTS + 1):
-        total = None
-        try:
-            with _open(record, part) as (response, start, total):
-                if response is not None:
-                    _save(response, part, start, total, progress)
-        except HTTPError as error:
-            error.close()
-            if error.code not in BUSY or attempt == ATTEMPTS:
-                raise DataError(f"{record.host} answered {error.code} {error.reason} for {record.url}") from None
-            time.sleep(PAUSE * attempt)
-            continue
-        except URLError as error:
-            raise DataError(
-                f"{record.host} cannot be reached ({error.reason}); is there a network connection? "
-                f"Or download {record.url} on another machine and put its content at {part.parent / record.place}"
-            ) from None
-        except (HTTPException, ConnectionError, TimeoutError, ssl.SSLError):
-            continue
-        if total is None or _size(part) == total:
-            return
-    raise DataError(
-        f"{record.host} interrupted {record.url} {ATTEMPTS} times, last at {_size(part):,} bytes; "
-        f"{part} is kept: fetch again to resume"
-    )
-
-
-@contextlib.contextmanager
-def _open(record: Download, part: Path) -> Iterator[tuple[HTTPResponse | None, int, int | None]]:
-    """The response, the byte it starts at, and the size of the file; no response if ``part`` is already complete."""
-    if urlsplit(record.url).scheme not in ("http", "https"):
-        raise ArgumentError(f"{record.url} must be an http or https address")
-    have = _size(part)
-    headers = {"User-Agent": "oodles", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        response = build_opener(_SafeRedirects).open(Request(record.url, headers=headers), timeout=TIMEOUT)  # noqa: S310
+        return Path(files.fetch("data", downloader=pooch.HTTPDownloader(progressbar=progress, **options)))
+    except DataError:
+        raise
     except HTTPError as error:
-        if error.code != 416 or not have:
-            raise
-        error.close()
-        total = _number(r"bytes \*/(\d+)", error.headers.get("Content-Range"))
-        if total != have:
-            part.unlink()  # longer than the file: not a prefix of it, so start over
-            raise ConnectionError from None
-        yield None, have, total
-        return
-    with response:
-        if response.status == 206:
-            span = response.headers.get("Content-Range")
-            if _number(r"bytes (\d+)-", span) != have:
-                part.unlink()  # the host cannot resume it, and would send the same again
-                raise ConnectionError(span)
-            yield response, have, _number(r"bytes \d+-\d+/(\d+)", span)
-        else:
-            yield response, 0, _number(r"(\d+)", response.headers.get("Content-Length"))
+        raise DataError(f"{record.host} answered {one_line(error)}") from None
+    except Unreachable:
+        raise DataError(
+            f"{record.host} cannot be reached; is there a network connection? "
+            f"Or download {record.url} on another machine and put its content at {target}"
+        ) from None
+    except RequestException as error:
+        raise DataError(f"{record.host} interrupted {record.url} ({one_line(error)}); fetch it again") from None
+    except ValueError:  # of pooch
+        raise DataError(f"{record.url} has another MD5 than the published {record.md5}; fetch it again") from None
 
 
-class _SafeRedirects(HTTPRedirectHandler):
-    """Follows redirects, but not from an encrypted connection to a plain one or to another protocol."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        if urlsplit(newurl).scheme not in ("https", req.type):
-            fp.close()
-            raise DataError(f"{req.full_url} redirects to {newurl}, which is not https; nothing was downloaded")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+def _check_response(response: Any, **_: Any) -> None:
+    """Raise if a host redirects an encrypted connection to a plain one, or sends more than any dataset here has."""
+    address, moved = response.url, response.headers.get("Location", "")
+    scheme = urlsplit(moved).scheme
+    if response.is_redirect and scheme and scheme not in ("https", urlsplit(address).scheme):
+        raise DataError(f"{address} redirects to {moved}, which is not https; nothing was downloaded")
+    if int(response.headers.get("Content-Length", 0)) > MAX_DOWNLOAD:
+        raise DataError(f"{address} has more than {MAX_DOWNLOAD:,} bytes, which no dataset here has")
 
 
-def _save(response: HTTPResponse, part: Path, start: int, total: int | None, progress: Progress | None) -> None:
-    with part.open("ab" if start else "wb") as file:
-        done = start
-        while chunk := response.read(CHUNK):
-            file.write(chunk)
-            done += len(chunk)
-            if done > MAX_DOWNLOAD:
-                file.truncate(0)
-                raise DataError(f"{response.url} has more than {MAX_DOWNLOAD:,} bytes, which no dataset here has")
-            if progress is not None:
-                progress(done, total)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _check(record: Download, part: Path) -> str:
-    """Compare the MD5 with the published one; returns the SHA-256."""
-    if record.md5 is not None:
-        with part.open("rb") as file:
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if md5 != record.md5:
-            part.unlink()
-            raise DataError(
-                f"{record.url} has MD5 {md5}, not the published {record.md5}; nothing was unpacked; fetch it again"
-            )
-    return sha256(part)
-
-
-def _unpack(record: Download, part: Path, target: Path) -> None:
-    """Unpack into a temporary folder and rename it to ``target``; an invalid archive leaves nothing behind."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{record.name}.", dir=part.parent))
-    content = temporary / "content"
+def _unpacked(record: Download, packed: Path, name: str) -> Path:
+    """Unpack an archive beside itself; return its folder ``name``, or that of all its content if it has no such."""
+    content = Path(tempfile.mkdtemp(dir=packed.parent))
+    content.chmod(0o755)
     try:
-        content.mkdir()
-        with gzip.open(part) as packed:
-            stream = _Limited(packed, unpacked_limit(_size(part)))
+        with gzip.open(packed) as file:
+            stream = _Limited(file, unpacked_limit(packed.stat().st_size))
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 archive.extractall(content, filter=_files_only)  # noqa: S202
             while stream.read(CHUNK):  # to the end, so that gzip verifies its own checksum
                 pass
         if not any(content.iterdir()):
             raise tarfile.ReadError("it is empty")
-        inner = content / target.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (inner if inner.is_dir() else content).rename(target)
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
-        part.unlink()
         raise DataError(f"{record.url} is not a safe and complete archive ({error}); nothing was unpacked") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    part.unlink()
+    return content / name if (content / name).is_dir() else content
 
 
 class _Limited(io.RawIOBase):
@@ -283,15 +191,6 @@ def _files_only(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     if not (member.isfile() or member.isdir()) or member.issparse():
         raise tarfile.FilterError(f"{member.name!r} is a link, a device or a sparse file")
     return tarfile.data_filter(member, folder)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _number(pattern: str, text: str | None) -> int | None:
-    found = re.match(pattern, text or "")
-    return int(found[1]) if found else None
 
 
 # the sources of the paper's datasets, by their names in the suites

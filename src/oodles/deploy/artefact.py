@@ -40,7 +40,7 @@ from oodles.records.files import (
     write_record,
     writing,
 )
-from oodles.records.text import printable
+from oodles.records.text import one_line, printable
 
 KIND, SCHEMA = "exported guard", 1
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
@@ -345,4 +345,4 @@ def _arrays(path: Path, content: bytes) -> Arrays:
     try:
         return parse_arrays(content)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise FileError(f"{path}: {TENSORS} is not a safetensors file ({str(error).partition(chr(10))[0]})") from None
+        raise FileError(f"{path}: {TENSORS} is not a safetensors file ({one_line(error)})") from None

@@ -20,7 +20,7 @@ from oodles.explanation.findings import Explanation, explanations_of
 from oodles.extras import needed_by
 from oodles.records.fields import ThresholdFields
 from oodles.records.files import Record, checksum
-from oodles.records.text import printable
+from oodles.records.text import one_line
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -191,7 +191,7 @@ class ExportedGuard:
         try:
             answers: list[Array] = self._session.run(names, given | self._limit, self._run_options)
         except Exception as error:  # of onnxruntime, whose errors have no common class
-            raise DataError(f"the guard {self.path} cannot be run on these inputs: {_reason(error)}") from None
+            raise DataError(f"the guard {self.path} cannot be run on these inputs: {one_line(error)}") from None
         rows = rows_of(given)
         if any(answer.shape[:1] != (rows,) for answer in answers):
             raise DataError(
@@ -279,7 +279,7 @@ class ExportedGuard:
         except FileError:
             raise
         except Exception as error:  # of arrays that are not what they should be
-            raise FileError(f"{self.path} cannot run its test inputs: {_reason(error)}") from None
+            raise FileError(f"{self.path} cannot run its test inputs: {one_line(error)}") from None
 
     def _compare(self, answers: Arrays, expected: Arrays) -> None:
         """Raise unless all answers are the expected ones, and p-values and decisions follow from the scores."""
@@ -316,7 +316,7 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
         # without a fallback, which is announced on standard output
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors have no common class
-        raise FileError(f"onnxruntime refuses the graph: {_reason(error)}") from None
+        raise FileError(f"onnxruntime refuses the graph: {one_line(error)}") from None
 
 
 def run_options() -> "onnxruntime.RunOptions":
@@ -326,12 +326,6 @@ def run_options() -> "onnxruntime.RunOptions":
     options = onnxruntime.RunOptions()
     options.only_execute_path_to_fetches = True
     return options
-
-
-def _reason(error: Exception) -> str:
-    """An error of a library in one line; it may quote names from the file, which are shown as escapes."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return printable(text)[:200]
 
 
 def _described(value: Any) -> Record:

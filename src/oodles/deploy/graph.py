@@ -28,6 +28,7 @@ from oodles.explanation.explaining import explained_parts, is_sparsified, shaped
 from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
 from oodles.records.files import Record
+from oodles.records.text import one_line
 
 OPSET, IR_VERSION = 20, 10
 PREFIX = "preprocessing/"
@@ -200,8 +201,7 @@ def _reason(error: BaseException) -> str:
     """The innermost cause in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    line = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {line.strip():.200}"
+    return one_line(error, kind=True)
 
 
 @contextmanager

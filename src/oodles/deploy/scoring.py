@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, tee
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from oodles.data.decoding import WORKERS, Prepared, map_ahead, prepare
+from oodles.data.decoding import WORKERS, Prepared, prepare
+from oodles.data.prefetching import prefetch
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.opening import OpenGuard
@@ -161,9 +162,8 @@ def decode_ahead(
     """Yield each batch with its images resized and cropped; ``transform`` may be None if there are only features."""
     if transform is None:
         return ((batch, []) for batch in batches)
-    kept, given = tee(batches)
-    openers = ([] if isinstance(batch, FeatureBatch) else batch.openers for batch in given)
-    return zip(kept, map_ahead(partial(prepare, transform=transform), openers, workers or WORKERS), strict=True)
+    openers = ((batch, [] if isinstance(batch, FeatureBatch) else batch.openers) for batch in batches)
+    return prefetch(openers, partial(prepare, transform=transform), workers or WORKERS)
 
 
 def _image_rows(guard: OpenGuard, names: Sequence[str], images: Sequence[Prepared]) -> list[Row]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from oodles.errors import OodlesError
+from oodles.records.text import one_line
 
 T = TypeVar("T")
 
@@ -84,9 +85,8 @@ class Processes:
         except BaseException as error:
             if self.size > 1 and not self.knows(error):
                 self._told.append(error)
-                text = " ".join(str(error).split())
                 with suppress(OodlesError):
-                    self._exchange(text if isinstance(error, OodlesError) else f"{type(error).__name__}: {text}", None)
+                    self._exchange(one_line(error, kind=not isinstance(error, OodlesError)), None)
             raise
 
     def knows(self, error: BaseException) -> bool:
@@ -109,10 +109,9 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
             lost = OodlesError(
                 f"process {self.rank} of {self.size} lost another one, which was killed or does not answer "
-                f"({reason:.120}); run the same again"
+                f"({one_line(error):.120}); run the same again"
             )
             self._told.append(lost)  # there is nobody left to tell
             self._complete = False

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from oodles.errors import ArgumentError, FileError
-from oodles.records.calls import describe_error, import_object, read_call, read_expression
+from oodles.records.calls import import_object, read_call, read_expression
+from oodles.records.text import one_line
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 
@@ -49,7 +50,7 @@ def build_model(text: str) -> nn.Module:
     try:
         model = factory(*positional, **named)
     except (Exception, SystemExit) as error:  # the user's own code
-        raise ArgumentError(f"--model {text}: {describe_error(error)}") from error
+        raise ArgumentError(f"--model {text}: {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"--model {text} returned {type(model).__name__}, not an nn.Module")
     return model

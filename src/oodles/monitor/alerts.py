@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from oodles.errors import ArgumentError
-from oodles.records.text import first_line, printable
+from oodles.records.text import one_line, printable
 
 MAX_INPUTS = 10**15
 
@@ -121,6 +121,6 @@ class Webhook:
                 pass
         except Exception as error:  # whatever it is, the stream goes on
             if self._failed.acquire(blocking=False):
-                reason = printable(first_line(error))[:200]
+                reason = one_line(error)
                 host = urlsplit(self.url).hostname
                 self._report(f"the alarm could not be sent to {host}: {reason}; later failures are not reported")

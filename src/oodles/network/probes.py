@@ -12,7 +12,7 @@ from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import DataError, HeadError, OodlesError
 from oodles.network.outputs import logits_of, output_items
 from oodles.network.taps import Recorder
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 PROBE_ROWS = 4
 
@@ -56,7 +56,7 @@ def rejected(network: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     if is_dead_worker(error):
         return loader_failure(error)
     name = type(network).__name__
-    reason = first_line(error)
+    reason = one_line(error)
     if isinstance(error, NotImplementedError) and "forward" in reason:
         return HeadError(f"{name} has no forward method, so it cannot be called on a batch; give the whole classifier")
     hint = "are these the inputs it was trained on?"

@@ -13,7 +13,7 @@ from oodles.data.inputs import Inputs
 from oodles.errors import FileError, OodlesError
 from oodles.network.candidates import relative_gap
 from oodles.network.fingerprints import COPIES, model_fingerprint
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 ROWS = 2
 LONGEST, MAX_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
@@ -120,7 +120,7 @@ def repeat_self_test(test: SelfTest, model: nn.Module, answers: Answers, rounded
         found = answers(test, like.dtype if rounded else None)
         known = torch.tensor(test.logits), torch.tensor(test.scores)
     except (OodlesError, ValueError, TypeError, RuntimeError) as error:
-        raise FileError(f"{path} cannot be tried on this model ({first_line(error)})") from None
+        raise FileError(f"{path} cannot be tried on this model ({one_line(error)})") from None
     allowed = ROUNDED if rounded else SAME if like.device.type == "cpu" else OTHER_DEVICE
     # scores have jumps: a unit that is just cut off, a rank
     limits = {"logits": allowed} if rounded else {"logits": allowed, "scores": 10 * allowed}

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from oodles.errors import ArgumentError, HeadError
 from oodles.network.linear_operations import NON_AFFINE, operands
 from oodles.network.reductions import Layer, read_layer
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
@@ -145,7 +145,7 @@ def usable_device(name: torch.device | str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ArgumentError(f"device={str(name)!r} cannot be used here ({first_line(error)})") from None
+        raise ArgumentError(f"device={str(name)!r} cannot be used here ({one_line(error)})") from None
     if device.type == "meta":
         raise ArgumentError("device='meta' holds no numbers: a model that is moved there loses its weights")
     return device

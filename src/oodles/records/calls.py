@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from oodles.errors import ArgumentError
+from oodles.records.text import one_line
 
 Call = tuple[str, list[Any], dict[str, Any]]
 """A name, its positional values, its named values."""
@@ -61,7 +62,7 @@ def import_module_here(module: str) -> ModuleType:
         return import_module(module)
     except (Exception, SystemExit) as error:  # a module of the user's may do anything
         raise ArgumentError(
-            f"{module[:80]!r} cannot be imported ({describe_error(error)}); write package.module"
+            f"{module[:80]!r} cannot be imported ({one_line(error, kind=True)}); write package.module"
         ) from error
 
 
@@ -71,9 +72,3 @@ def import_object(module: str, name: str) -> Any:
     if not hasattr(found, name):
         raise ArgumentError(f"{module}:{name}: {module} has no {name}")
     return getattr(found, name)
-
-
-def describe_error(error: BaseException) -> str:
-    """What somebody else's code raised, in one line: the type and the first line of the message, shortened."""
-    message = str(error).strip().partition("\n")[0][:200]
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

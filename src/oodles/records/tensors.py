@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oodles.errors import FileError
 from oodles.records.files import Record, member, read_regular, write_bytes
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 
 ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
 
@@ -52,7 +52,7 @@ def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         return parse_tensors(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise FileError(f"{path} is not a safetensors file ({first_line(error)})") from None
+        raise FileError(f"{path} is not a safetensors file ({one_line(error)})") from None
 
 
 def read_saved(folder: Path, read: Callable[[], Record]) -> tuple[Record, dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 from oodles.data.limits import TooLargeError
 from oodles.data.readers import EmptyFileError, NotAnImageError
 from oodles.errors import FileError, OodlesError
+from oodles.records.text import one_line
 
 CLIENT_GONE = 499  # the status, in logs and metrics alone, of a request whose client did not wait for the answer
 
@@ -23,7 +24,7 @@ STATUSES: dict[type[Exception], int] = {EmptyFileError: 400, NotAnImageError: 41
 def problem_with_image(error: Exception) -> Problem:
     """What is wrong with an image that cannot be decoded."""
     status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 422)
-    return Problem(status, " ".join(str(error).split()) or type(error).__name__)
+    return Problem(status, one_line(error))
 
 
 def problem_with_inputs(error: OodlesError) -> Problem:

@@ -10,7 +10,7 @@ from oodles.deploy.exported import ExportedGuard
 from oodles.errors import ArgumentError, FileError
 from oodles.extras import needed_by
 from oodles.records.files import read_regular
-from oodles.records.text import printable
+from oodles.records.text import one_line
 
 MAX_BYTES = 1 << 26  # of a tokenizer file
 MAX_TOKENS = 512  # of a text; what is longer is cut
@@ -34,7 +34,7 @@ class TextTokenizer:
         try:
             self._tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # of the tokenizers package, which raises plain ones
-            raise FileError(f"{path} is not a tokenizer.json ({printable(str(error))[:100]})") from None
+            raise FileError(f"{path} is not a tokenizer.json ({one_line(error)})") from None
         if self._tokenizer.padding is None:
             self._tokenizer.enable_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)

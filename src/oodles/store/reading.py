@@ -9,6 +9,7 @@ from oodles.columns import PRECISIONS, Columns, check_columns, is_finite
 from oodles.errors import DataError, FileError, ShapeError
 from oodles.records.files import Record, member, sha256
 from oodles.records.tensors import read_tensors
+from oodles.records.text import one_line
 from oodles.store.manifest import read_manifest, stored_rows
 
 Layout = dict[str, tuple[torch.dtype, torch.Size]]
@@ -47,7 +48,7 @@ class Shard:
                     columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 self._check(columns)
             except (SafetensorError, DataError, ShapeError) as error:
-                raise self._refused(f"is not a shard of this store ({' '.join(str(error).split())})") from None
+                raise self._refused(f"is not a shard of this store ({one_line(error)})") from None
             self._columns = columns
         return self._columns
 

@@ -33,7 +33,7 @@ from oodles.records.files import (
     write_record,
 )
 from oodles.records.tensors import read_tensors, serialise, write_tensors
-from oodles.records.text import first_line
+from oodles.records.text import one_line
 from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1
@@ -298,7 +298,7 @@ def _check(network: nn.Module, data: Pixels, recipe: Recipe, processes: _Process
         try:
             classes = logits_of(network(data.normalise(data.pixels[:2].to(target)))).shape[1]
         except RuntimeError as error:
-            described = f"images of shape {tuple(data.pixels.shape[1:])} ({first_line(error)})"
+            described = f"images of shape {tuple(data.pixels.shape[1:])} ({one_line(error)})"
             raise DataError(f"{type(network).__name__} does not accept {described}") from None
     if int(present[0]) < 0 or int(present[-1]) >= classes:
         worst = int(present[0]) if int(present[0]) < 0 else int(present[-1])

@@ -8,6 +8,7 @@ from oodles.data.limits import unpacked_limit
 from oodles.deploy.results.rows import COLUMNS, MAX_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
 from oodles.errors import DataError, FileError
 from oodles.extras import needed_by
+from oodles.records.text import one_line
 
 ROW_GROUP = 1 << 16
 """Rows of a Parquet file that are written and read together."""
@@ -34,7 +35,7 @@ def read_rows(path: Path) -> Iterator[Row]:
                     raise ValueError("the line is cut off or longer than allowed; `oodles score --resume` completes it")
                 yield lines.decode(line)
     except (OSError, *NOT_A_ROW) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = one_line(error)
         raise DataError(f"{path} does not hold results of `oodles score`: row {number}: {reason:.300}") from None
 
 
@@ -73,7 +74,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(ROW_GROUP, columns=[*COLUMNS]):
                 yield from map(_from_record, batch.to_pylist())
     except (ArrowException, OSError, *NOT_A_ROW) as error:
-        reason = str(error).partition("\n")[0]
+        reason = one_line(error)
         raise DataError(f"{path} does not hold results of `oodles score`: {reason:.300}") from None
 
 
