@@ -1,6 +1,5 @@
 """AdaSCALE: percentiles from how far a step moves a row, the step itself, tuning, and the score as in the reference."""
 
-import copy
 from fractions import Fraction
 
 import numpy as np
@@ -15,15 +14,15 @@ from torch import nn
 
 import oodles as ood
 from oodles.calibration import calibrate
-from oodles.deploy.saving import load_detector, save_detector
-from oodles.detectors import AdaSCALE, RankEnsemble, parse
+from oodles.deploy.saving import save_detector
+from oodles.detectors import AdaSCALE, parse
 from oodles.detectors.network_detector import needs_network, steps_of
-from oodles.errors import ArgumentError, NotFittedError, ShapeError
+from oodles.errors import NotFittedError
 from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
 from oodles.guard import Guard
 from oodles.selection.tuning import tune
-from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
+from oodles.testing import example_features, fit_and_tune
 
 NAN, INF = float("nan"), float("inf")
 
@@ -49,15 +48,6 @@ def made_up(rows, width, classes=4, seed=0, *, signed=False, noise=0.3):
 
 
 # Scores from two passes -----------------------------------------------------------------------------
-
-
-def test_the_defaults_are_those_of_the_authors():
-    detector = AdaSCALE()
-    assert (detector.low, detector.high, detector.scaled) == (75, 85, "embedding")
-    assert (detector.epsilon, detector.share, detector.shift) == (0.5, 0.05, 10.0)
-    (only,) = detector.steps()
-    assert (only.epsilon, only.share, only.keep, only.std) == (0.5, 0.05, "embedding", ())
-    assert [trial.name for trial in detector.trials()] == [only.name]
 
 
 @pytest.mark.parametrize("scaled", ["embedding", "logits"])
@@ -161,13 +151,6 @@ def test_a_second_fit_discards_the_held_out_images_and_errors_say_what_is_missin
     assert not detector.fit(features).tuned
 
 
-def test_features_without_the_second_pass_are_refused():
-    detector = fit_and_tune(AdaSCALE(), rows_moved_by([1.0, 2.0]))
-    plain = Features(torch.rand(3, 20), head=Head(torch.eye(4, 20)))
-    with pytest.raises(ShapeError, match=r"scores from the layer\.adascale.*extract it from the model"):
-        detector.score(plain)
-
-
 # With a network -------------------------------------------------------------------------------------
 
 
@@ -230,12 +213,6 @@ def test_any_number_of_detectors_cost_one_more_forward_and_backward_pass():
     assert len(steps_of([AdaSCALE(), AdaSCALE(epsilon=0.4), AdaSCALE(share=0.1)])) == 3
 
 
-def test_equal_numbers_are_one_step_however_they_are_written():
-    written = [AdaSCALE(epsilon=1), AdaSCALE(epsilon=1.0), parse("adascale(epsilon=1)")]
-    assert len(steps_of(written)) == 1
-    assert len(steps_of([AdaSCALE(share=1), AdaSCALE(share=1.0)])) == 1
-
-
 def test_tuning_uses_only_the_requested_images_and_does_not_change_a_tuned_detector():
     model, detector = wide(), AdaSCALE()
     detector.fit(ood.extract(model, [small(12)], progress=False))
@@ -266,96 +243,3 @@ def test_a_guard_scores_as_extract_does_and_rejects_a_broken_image(value, tmp_pa
     assert not bool(verdict.is_id[2])
     others = [place for place in range(9) if place != 2]
     torch.testing.assert_close(verdict.score[others], intact.score[others])
-
-
-def test_in_an_ensemble_its_scores_are_ranked_on_held_out_rows():
-    detector = RankEnsemble(detectors=("adascale", "energy"))
-    features = with_passes(AdaSCALE(), example_features(60))
-    assert needs_network(detector)
-    detector.fit(features)
-    assert not detector.tuned
-    detector.tune(features)
-    assert detector.tuned
-    assert torch.isfinite(detector.score(features)).all()
-
-
-# Conformance, text and files ------------------------------------------------------------------------
-
-SETTINGS = [AdaSCALE(), AdaSCALE(scaled="logits", low=60, high=90, shift=1.0)]
-
-
-@pytest.mark.parametrize("detector", SETTINGS, ids=lambda detector: detector.spec)
-@pytest.mark.parametrize("width", [24, 200])
-def test_it_passes_the_conformance_suite(detector, width):
-    rows = example_features(300 if width == 24 else 120, width, 5)
-    check_detector(detector, with_passes(detector, rows))
-
-
-@pytest.mark.parametrize("detector", SETTINGS, ids=lambda detector: detector.spec)
-def test_saved_and_loaded_completely(detector, tmp_path):
-    fitted = copy.deepcopy(detector)
-    features = with_passes(detector, example_features(60))
-    save_detector(fit_and_tune(fitted, features), tmp_path / "d")
-    loaded = load_detector(tmp_path / "d")
-    assert type(loaded) is AdaSCALE
-    assert (loaded.spec, loaded.arguments()) == (fitted.spec, fitted.arguments())
-    assert torch.equal(loaded.score(features), fitted.score(features))
-    assert [step.name for step in loaded.steps()] == [step.name for step in fitted.steps()]
-    for name, buffer in fitted.named_buffers():
-        assert torch.equal(loaded.get_buffer(name), buffer)
-
-
-def test_an_unfitted_detector_is_not_saved(tmp_path):
-    with pytest.raises(NotFittedError):
-        save_detector(AdaSCALE(), tmp_path / "d")
-    assert not (tmp_path / "d").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "spec", "given_"),
-    [
-        ("adascale", "adascale", {"low": 75, "high": 85, "scaled": "embedding"}),
-        ("adascale(60, 90)", "adascale(low=60, high=90)", {"low": 60, "high": 90}),
-        ("adascale(scaled='logits')", "adascale(scaled='logits')", {"scaled": "logits"}),
-        ("adascale(epsilon=0.25, share=1, shift=0)", "adascale(epsilon=0.25, share=1.0, shift=0)", {"shift": 0}),
-    ],
-)
-def test_read_from_text_and_written(text, spec, given_):
-    detector = parse(text)
-    assert detector.spec == spec
-    assert {name: getattr(detector, name) for name in given_} == given_
-    again = parse(spec)
-    assert type(again) is AdaSCALE
-    assert again.arguments() == detector.arguments()
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("adascale(0, 85)", "low=0"),
-        ("adascale(0.75, 0.85)", "low=0.75"),
-        ("adascale(90, 80)", "low=90"),
-        ("adascale(high=100)", "high=100"),
-        ("adascale(scaled='a')", "scaled='a'"),
-        ("adascale(scaled=3)", r"scaled=.*expected a name in quotes"),
-        ("adascale(epsilon=0)", "epsilon=0"),
-        ("adascale(epsilon=-1)", "epsilon=-1"),
-        ("adascale(epsilon=None)", r"epsilon=.*expected a number"),
-        ("adascale(share=0)", "share=0"),
-        ("adascale(share=1.5)", "share=1.5"),
-        ("adascale(shift='a')", "shift"),
-        ("scale(85)+adascale", "adascale"),
-    ],
-)
-def test_settings_that_make_no_sense_are_named(text, named):
-    with pytest.raises(ArgumentError, match=named) as caught:
-        parse(text)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["low", "high", "epsilon", "share", "shift"])
-@pytest.mark.parametrize("value", [NAN, INF])
-def test_settings_that_are_not_finite_are_named(name, value):
-    with pytest.raises(ArgumentError, match=f"{name}={value}") as caught:
-        AdaSCALE(**{name: value})
-    assert "\n" not in str(caught.value)

@@ -20,14 +20,12 @@ from oodles.detectors import (
     Mahalanobis,
     ReAct,
     Residual,
-    WeightPruning,
     detector_list,
     fit_together,
     parse,
 )
-from oodles.detectors.arguments import describe
 from oodles.detectors.registry import BUILT_IN
-from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, DataError, FileError, NotFittedError, ShapeError
 from oodles.features import Features, Head
 from oodles.functional import energy
 from oodles.testing import check_detector, example_features, fit_and_tune, with_passes
@@ -47,35 +45,13 @@ LEARNERS = [
 ]
 
 
-@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
-def test_a_detector_fitted_in_one_go_takes_no_further_rows(detector: Detector, features: Features) -> None:
-    part = copy.deepcopy(detector).partial_fit(features)
-    fitted = copy.deepcopy(detector).fit(features)
-    scores = fitted.score(features)
-    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to; use a new one"):
-        fitted.partial_fit(features)
-    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
-        fitted.merge(part)
-    with pytest.raises(NotFittedError, match="has observed nothing"):
-        fitted.finish()
-    assert torch.equal(fitted.score(features), scores)
-
-
-@pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("how", ["fit", "partial_fit"])
-def test_a_loaded_detector_takes_no_further_rows(
-    detector: Detector, how: str, features: Features, tmp_path: Path
-) -> None:
-    part = copy.deepcopy(detector).partial_fit(features)
-    fitted = copy.deepcopy(detector)
-    save_detector(fitted.fit(features) if how == "fit" else fitted.partial_fit(features).finish(), tmp_path)
+def test_a_loaded_detector_takes_no_further_rows(features: Features, tmp_path: Path) -> None:
+    save_detector(KNN().partial_fit(features).finish(), tmp_path)
     loaded = load_detector(tmp_path)
-    scores = loaded.score(features)
-    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
+    with pytest.raises(ArgumentError, match="kept no statistics"):
         loaded.partial_fit(features)
-    with pytest.raises(ArgumentError, match="is fitted and kept no statistics to add to"):
-        loaded.merge(part)
-    assert torch.equal(loaded.score(features), scores)
+    with pytest.raises(ArgumentError, match="kept no statistics"):
+        loaded.merge(KNN().partial_fit(features))
 
 
 @pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
@@ -113,6 +89,17 @@ def test_a_detector_with_nothing_to_learn_takes_any_sequence_of_calls(features: 
     assert torch.equal(detector.score(features), want)
     save_detector(detector, tmp_path)
     assert torch.equal(load_detector(tmp_path).partial_fit(features).finish().score(features), want)
+
+
+def test_a_detector_with_nothing_to_learn_reads_nothing(features: Features, tmp_path: Path) -> None:
+    features.save(tmp_path / "s")
+    shard = tmp_path / "s" / "shard-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    MSP().fit(Features.load(tmp_path / "s"))
+    with pytest.raises(FileError, match="altered"):
+        DICE().fit(Features.load(tmp_path / "s"))
 
 
 # A fit that fails -------------------------------------------------------------------------------
@@ -154,14 +141,6 @@ def test_nothing_is_left_to_score_with_if_learning_fails(features: Features) -> 
     with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
         detector.score(features)
     assert torch.equal(detector.fit(features).score(features), Mahalanobis().fit(features).score(features))
-
-
-def test_rows_of_a_failed_fit_do_not_count_in_a_later_one(features: Features) -> None:
-    detector = Mahalanobis()
-    with pytest.raises(DataError, match="does not vary"):
-        detector.fit(constant(features))
-    detector.partial_fit(features).finish()
-    torch.testing.assert_close(detector.score(features), Mahalanobis().fit(features).score(features))
 
 
 def test_detectors_of_a_failed_common_fit_share_nothing_afterwards(features: Features) -> None:
@@ -223,15 +202,6 @@ def test_only_detectors_of_the_same_class_and_arguments_merge(
         one.merge(other)
 
 
-def test_equal_text_is_not_enough_to_merge() -> None:
-    """Two different functions can have the same name, and two classes too."""
-    first, second = (DICE(score=score) for score in (lambda logits: logits[:, 0], lambda logits: logits[:, 1]))
-    assert repr(first) == repr(second)
-    assert describe(first) != describe(second)
-    assert repr(KNN()) == repr(Namesake())
-    assert describe(KNN()) != describe(Namesake())
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -265,52 +235,35 @@ def test_merging_rows_of_another_model(features: Features) -> None:
         KNN().partial_fit(features).merge(KNN().partial_fit(narrow))
 
 
-# Input that does not fit ------------------------------------------------------------------------
-
-
-def test_scoring_before_fitting(features: Features) -> None:
-    for detector in (DICE(), ReAct(), LogitDetector(sparsify=WeightPruning()), KNN(), DICE().partial_fit(features)):
-        with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
-            detector.score(features)
-    assert Energy().score(features).shape == (len(features),)
-
-
-def test_finishing_before_observing() -> None:
-    with pytest.raises(NotFittedError, match=r"has observed nothing; call \.fit\(features\) or \.partial_fit\(batch\)"):
-        DICE().finish()
-
-
-def test_features_without_what_is_needed(features: Features) -> None:
-    bare = Features(logits=features.logits)
-    with pytest.raises(ShapeError, match=r"learns from the embedding, which .* does not have; extract it"):
-        DICE().fit(bare)
-    with pytest.raises(ShapeError, match="scores from the embedding"):
-        DICE().fit(features).score(bare)
-    assert torch.equal(Energy().score(bare), Energy().score(features))
-
-
-def test_features_of_another_width(features: Features) -> None:
-    wider = example_features(rows=9, width=13, classes=4)
-    with pytest.raises(ShapeError, match="was fitted on embeddings of width 12, got 13; are both from the same model"):
-        DICE().fit(features).score(wider)
-    more = Features(logits=torch.rand(9, 5))
-    with pytest.raises(ShapeError, match="was fitted on logits of width 4, got 5"):
-        parse("kl_matching").fit(features).score(more)
-
-
 # Every detector ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("detector", every_detector(), ids=lambda each: each.spec)
-def test_every_detector_conforms(detector: Detector) -> None:
+# chains, ensembles, settings that are not defaults, and what needs more of the network than embeddings
+OTHERS = [
+    *("react(97)+scale(65)+dice(0.05)", "vra(50, 90)+ash_s(80)+msp", "lts(90)+dice(0.5)+gen"),
+    *("rank_ensemble(('dice(0.9)', 'knn'))", "rank_ensemble(('energy', 'mahalanobis'), 'min')"),
+    "weiper(repeats=2, bins=16, smooth=16, smooth_logits=1, confidence=0.0, delta=0.0)",
+    *("odin(epsilon=0)", "odin(epsilon=0.004)", "odin", "iodin", "iodin(epsilon=0.002, std=(0.5, 0.5, 0.5))"),
+    *("godin", "godin(0.02)", "adascale", "adascale(60, 90, scaled='logits', shift=1.0)", "rankfeat('a')"),
+    *("gram(('a', 'b'), 1)", "gram(('bn1:relu',))", "mahalanobis(epsilon=0.01)", "mahalanobis(epsilon=None)"),
+    *("mahalanobis(layers=('a', 'b'))", "mahalanobis(layers=('a',), epsilon=None)"),
+]
+
+
+@pytest.mark.parametrize("detector", [*every_detector(), *map(parse, OTHERS)], ids=lambda each: each.spec)
+def test_every_detector_conforms(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+    # one regression for each step of the grid and each check is slow; two steps are enough
+    monkeypatch.setattr(Mahalanobis, "grid", (0.0, 0.01))
     check_detector(detector)
     assert detector._statistics is None  # the suite works on copies
     assert detector.shape_ is None
 
 
-@pytest.mark.parametrize("spec", ["energy", "react(90)+dice(0.7)+msp"])
-def test_detectors_conform_on_other_features(spec: str) -> None:
-    check_detector(parse(spec), without_bias(example_features(rows=90, width=7, classes=3, seed=8)))
+@pytest.mark.parametrize("spec", ["energy", "react(90)+dice(0.7)+msp", "optfs", "adascale", "weiper(repeats=4)"])
+def test_detectors_conform_on_signed_rows_without_a_bias(spec: str) -> None:
+    plain = without_bias(example_features(rows=90, width=120, classes=3, seed=8))
+    signed = Features(plain.embedding - 1, labels=plain.labels, head=plain.head)
+    check_detector(parse(spec), with_passes(parse(spec), signed))
 
 
 @pytest.mark.parametrize("detector", detector_list(), ids=lambda each: each.spec)

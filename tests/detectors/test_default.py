@@ -19,10 +19,9 @@ from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
 from oodles.detectors.arguments import describe
 from oodles.detectors.ensemble import MIN_ROWS
-from oodles.detectors.network_detector import needs_network
-from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError, ShapeError
+from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
 from oodles.features import Features, Head
-from oodles.testing import check_detector, example_features
+from oodles.testing import example_features
 
 # one unit of the example features is constant and small networks predict few classes, which Mahalanobis++ reports
 pytestmark = [
@@ -93,21 +92,6 @@ def test_it_uses_no_labels(scores: torch.Tensor) -> None:
         assert torch.equal(DefaultEnsemble().fit(features).score(features), scores)
 
 
-def test_what_it_needs() -> None:
-    with pytest.raises(ShapeError, match="learns from the head"):
-        DefaultEnsemble().fit(Features(WHOLE.embedding, logits=WHOLE.logits))
-    with pytest.raises(ShapeError, match="learns from the embedding"):
-        DefaultEnsemble().fit(Features(logits=WHOLE.logits))
-    with pytest.raises(NotFittedError, match="not been fitted"):
-        DefaultEnsemble().score(WHOLE)
-    assert not DefaultEnsemble().fitted
-    assert not needs_network(DefaultEnsemble())
-
-
-def test_it_passes_the_conformance_suite() -> None:
-    check_detector(DefaultEnsemble())
-
-
 def test_ood_rows_score_lower() -> None:
     features = extracted(600, 24, 5)
     detector = DefaultEnsemble().fit(features[:400])
@@ -118,31 +102,6 @@ def test_ood_rows_score_lower() -> None:
     assert float((id_scores[:, None] > ood_scores[None]).double().mean()) > 0.9
 
 
-def test_float32_agrees_with_float64(scores: torch.Tensor) -> None:
-    wide = DefaultEnsemble().fit(WHOLE).double().score(WHOLE.to(dtype=torch.float64))
-    assert wide.dtype == torch.float64
-    torch.testing.assert_close(scores.double(), wide, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_features_and_heads_of_another_precision(dtype: torch.dtype) -> None:
-    features = WHOLE.to(dtype=dtype)
-    assert torch.isfinite(DefaultEnsemble().fit(features).score(features)).all()
-
-
-def test_half_precision_features_with_a_float32_head() -> None:
-    half = Features(WHOLE.embedding.half(), head=WHOLE.head)
-    scores = DefaultEnsemble().fit(half).score(half)
-    assert scores.dtype == torch.float32
-    assert torch.isfinite(scores).all()
-
-
-def test_a_second_fit_discards_the_first(scores: torch.Tensor) -> None:
-    detector = DefaultEnsemble().fit(WHOLE[:120])
-    assert not torch.equal(detector.score(WHOLE), scores)
-    assert torch.equal(detector.fit(WHOLE).score(WHOLE), scores)
-
-
 @pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
 def test_a_failed_fit_leaves_the_detector_unfitted() -> None:
     detector = DefaultEnsemble().fit(WHOLE)
@@ -150,22 +109,6 @@ def test_a_failed_fit_leaves_the_detector_unfitted() -> None:
         detector.fit(WHOLE[:1])
     with pytest.raises(NotFittedError, match=r"\.fit"):
         detector.score(WHOLE)
-
-
-def test_one_with_other_members_is_not_merged() -> None:
-    detector = DefaultEnsemble().partial_fit(WHOLE)
-    with pytest.raises(ArgumentError, match="cannot merge"):
-        detector.merge(DefaultEnsemble(detectors=("fdbd", "knn(3)")).partial_fit(WHOLE))
-
-
-def test_the_exported_graph_gives_the_same_scores(fitted: DefaultEnsemble, scores: torch.Tensor) -> None:
-    rows = {0: torch.export.Dim("rows", min=2, max=1 << 20)}
-    sample = (WHOLE.embedding[:2], WHOLE.logits[:2])
-    program = torch.export.export(fitted, sample, dynamic_shapes=(rows, rows)).module()
-    for count in (2, 9, 100):
-        with torch.no_grad():
-            got = program(WHOLE.embedding[:count], WHOLE.logits[:count])
-        torch.testing.assert_close(got, scores[:count], rtol=1e-4, atol=1e-5)
 
 
 # Orders and parts -----------------------------------------------------------------------------------
@@ -226,11 +169,6 @@ def test_logits_computed_in_parts_hold_out_the_same_rows(width: int, rows: int) 
     torch.testing.assert_close(parts.score(features), whole.score(features), rtol=1e-3, atol=1e-3)
 
 
-def test_stored_features_give_the_same_scores_as_those_in_memory(tmp_path: Path, scores: torch.Tensor) -> None:
-    WHOLE.save(tmp_path / "store")
-    assert torch.equal(DefaultEnsemble().fit(Features.load(tmp_path / "store")).score(WHOLE), scores)
-
-
 # Unusual data ---------------------------------------------------------------------------------------
 
 
@@ -245,29 +183,9 @@ def head_of(weight: float = 1, bias: tuple[float, ...] | None = None) -> Head:
     return Head(usual.weight * weight, usual.bias if bias is None else torch.tensor(bias))
 
 
-def with_dead_units(embedding: torch.Tensor) -> torch.Tensor:
-    embedding[:, :8] = 0
-    return embedding
-
-
-def rare_classes() -> Features:
-    """All of one class but a single row each of two others; the fourth is never predicted."""
-    features = example_features(240, 12, 4)
-    label = features.logits.argmax(dim=1)
-    singles = [(label == each).nonzero()[:1, 0] for each in (1, 2)]
-    picked = features[torch.cat([(label == 0).nonzero()[:, 0], *singles])]
-    return Features(picked.embedding, head=features.head)
-
-
 UNUSUAL = {
-    "dead units": made(with_dead_units),
-    "every row ten times": made(lambda rows: rows[:24].repeat(10, 1)),
-    "rare classes": rare_classes(),
-    "a class never predicted": made(lambda rows: rows, head_of(bias=(0.0, 0.0, 0.0, -1e4))),
     "one class predicted": made(lambda rows: rows, head_of(bias=(1e4, 0.0, 0.0, 0.0))),
-    "equal logits": made(lambda rows: rows, Head(torch.ones(4, 12))),
     "logits of zero": made(lambda rows: rows, Head(torch.zeros(4, 12))),
-    "logits of 1e4": made(lambda rows: rows, head_of(1e4)),
     "logits of 1e20": made(lambda rows: rows, head_of(1e20)),
     "no bias": made(lambda rows: rows, Head(head_of().weight)),
     "two classes": made(lambda rows: rows, Head(head_of().weight[:2])),
@@ -350,41 +268,12 @@ def test_a_row_that_is_not_finite(broken: float, fitted: DefaultEnsemble, scores
 # As text and on disk --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("default(1)", "expected a list"),
-        ("default('msp')", "expected a list"),
-        ("default(('msp',))", "at least two"),
-        ("default(holdout=0.1)", "no 'holdout'"),
-        ("default+energy", "not a stage"),
-        ("DefaultEnsemble", "'DefaultEnsemble'"),
-    ],
-)
-def test_text_that_is_not_the_default_ensemble_is_refused(text: str, named: str) -> None:
-    with pytest.raises(ArgumentError, match=named) as raised:
-        parse(text)
-    assert "\n" not in str(raised.value)
-
-
 def test_with_other_members_it_is_read_back_from_text() -> None:
     detector = DefaultEnsemble(detectors=("dice(0.9)", "knn(3)"))
     assert detector.spec == "default(detectors=('dice(0.9)+energy', 'knn(k=3)'))"
     again = parse(detector.spec)
     assert type(again) is DefaultEnsemble
     assert describe(again) == describe(detector)
-
-
-def test_saved_and_loaded(tmp_path: Path, fitted: DefaultEnsemble, scores: torch.Tensor) -> None:
-    save_detector(fitted, tmp_path / "saved")
-    loaded = load_detector(tmp_path / "saved")
-    assert type(loaded) is DefaultEnsemble
-    assert loaded.spec == "default"
-    assert describe(loaded) == describe(fitted)
-    assert loaded.fitted
-    assert torch.equal(loaded.score(WHOLE), scores)
-    with pytest.raises(NotFittedError):
-        save_detector(DefaultEnsemble(), tmp_path / "other")
 
 
 def test_a_saved_one_keeps_its_members_if_the_default_members_change(
@@ -541,14 +430,3 @@ def test_a_guard_without_calibration_images() -> None:
     assert guard(broken).is_id[1].item() is False
     with pytest.raises(DataError, match="too small to split"):
         ood.Guard.fit(model, [IMAGES[:50]])
-
-
-def test_a_guard_fitted_on_few_images_warns() -> None:
-    with pytest.warns(FitWarning, match="held out only"):
-        ood.Guard.fit(seeded(Net).eval(), [IMAGES[:20]], calibration=[IMAGES[100:]])
-
-
-def test_a_guard_on_a_model_in_float64() -> None:
-    model = seeded(Net).eval().double()
-    guard = ood.Guard.fit(model, [IMAGES.double()])
-    assert torch.isfinite(guard(IMAGES[:5].double()).score).all()

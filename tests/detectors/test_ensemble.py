@@ -20,10 +20,10 @@ from oodles.detectors.arguments import describe
 from oodles.detectors.base import Detector
 from oodles.detectors.ensemble import MIN_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
 from oodles.detectors.network_detector import layers_of, steps_of
-from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
+from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.functional import energy, msp
-from oodles.testing import check_detector, example_features, with_passes
+from oodles.testing import with_passes
 
 # one unit of the example features is constant, which Mahalanobis reports at every fit
 pytestmark = pytest.mark.filterwarnings("ignore:.*directions do not vary:oodles.errors.FitWarning")
@@ -204,17 +204,6 @@ def test_batches_of_one_row() -> None:
     torch.testing.assert_close(first.finish().score(WHOLE), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("holdout", [-0.1, 1, 1.5, float("nan")])
-def test_a_holdout_that_is_not_a_fraction_is_refused(holdout: float) -> None:
-    with pytest.raises(ArgumentError, match="fraction of the training rows"):
-        RankEnsemble(detectors=PAIR, holdout=holdout)
-
-
-def test_a_holdout_of_almost_nothing_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="would hold out almost no row"):
-        RankEnsemble(detectors=PAIR, holdout=1e-4)
-
-
 @pytest.mark.parametrize("holdout", [0.999, 0.9999])
 @pytest.mark.parametrize("pair", [PAIR, ("kl_matching", "temp_scale"), ("react_scale_dice", "vim")])
 def test_a_holdout_that_leaves_no_row_to_learn_from_is_refused(holdout: float, pair: tuple[str, str]) -> None:
@@ -255,34 +244,11 @@ def test_with_few_held_out_rows_training_rows_are_ranked_against_too() -> None:
 # What an ensemble is made of ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text", ["rank_ensemble(('dice(0.9)', 'knn'))", "rank_ensemble(('energy', 'mahalanobis'), 'min')"]
-)
-def test_ensembles_pass_the_conformance_suite(text: str) -> None:
-    check_detector(parse(text))
-
-
-def test_arguments_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="at least two"):
-        RankEnsemble(detectors=["energy"])
-    with pytest.raises(ArgumentError, match="reduction='max' must be one of mean, min, fisher"):
-        RankEnsemble(detectors=["energy", "msp"], reduction="max")
-    with pytest.raises(NotFittedError, match="not been fitted"):
-        RankEnsemble(detectors=["energy", "msp"]).score(example_features())
-
-
 @pytest.mark.parametrize("inner", ["default", "rank_ensemble(('msp', 'energy'))"])
 def test_an_ensemble_cannot_contain_another(inner: str) -> None:
     for first in (inner, parse(inner)):
         with pytest.raises(ArgumentError, match="an ensemble cannot contain another"):
             RankEnsemble(detectors=[first, "knn(3)"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_features_and_heads_of_another_precision(dtype: torch.dtype) -> None:
-    features = WHOLE.to(dtype=dtype)
-    detector = RankEnsemble(detectors=["dice(0.9)", "knn(3)"]).fit(features)
-    assert torch.isfinite(detector.score(features)).all()
 
 
 # As text and on disk --------------------------------------------------------------------------------
@@ -306,51 +272,6 @@ def test_read_back_from_text(detector: RankEnsemble) -> None:
     assert (again.reduction, again.holdout) == (detector.reduction, detector.holdout)
     assert [member.spec for member in again.members] == [member.spec for member in detector.members]
     assert (again.learns_from, again.scores_from) == (detector.learns_from, detector.scores_from)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("combination", "'combination'"),
-        ("rank_ensemble()", "needs detectors"),
-        ("rank_ensemble(())", "at least two"),
-        ("rank_ensemble('msp')", "expected a list"),
-        ("rank_ensemble(('msp',))", "at least two"),
-        ("rank_ensemble(('msp', 3))", "expected a list"),
-        ("rank_ensemble(('msp', 'nonsense'))", "'nonsense'"),
-        ("rank_ensemble(('msp', 'knn'), 'product')", "reduction='product'"),
-        ("rank_ensemble(('msp', 'knn'), holdout=True)", "holdout=.*expected a number"),
-        ("rank_ensemble(('msp', 'knn'), holdout='half')", "holdout=.*expected a number"),
-        ("rank_ensemble(('msp', 'knn'), holdout=None)", "holdout=.*expected a number"),
-        ("RankEnsemble", "did you mean rank_ensemble"),
-    ],
-)
-def test_text_that_is_not_an_ensemble_is_refused(text: str, named: str) -> None:
-    with pytest.raises(ArgumentError, match=named) as raised:
-        parse(text)
-    assert "\n" not in str(raised.value)
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    detector = RankEnsemble(detectors=("dice(0.9)", "knn(3)"), reduction="fisher").fit(WHOLE)
-    save_detector(detector, tmp_path / "saved")
-    loaded = load_detector(tmp_path / "saved")
-    assert type(loaded) is RankEnsemble
-    assert loaded.spec == detector.spec
-    assert loaded.fitted
-    assert torch.equal(loaded.score(WHOLE), detector.score(WHOLE))
-    with pytest.raises(NotFittedError):
-        save_detector(RankEnsemble(detectors=PAIR), tmp_path / "other")
-
-
-def test_combined_detectors_are_saved_with_their_reference_scores(tmp_path: Path) -> None:
-    features = example_features(200)
-    ensemble = combine(["dice(0.9)", "vim"], train=features[:100], held_out=features[100:])
-    save_detector(ensemble, tmp_path / "saved")
-    loaded = load_detector(tmp_path / "saved")
-    assert isinstance(loaded, RankEnsemble)
-    assert torch.equal(loaded.reference_, ensemble.reference_)
-    assert torch.equal(loaded.score(features), ensemble.score(features))
 
 
 def unusual_members() -> list[Detector]:
@@ -395,15 +316,6 @@ def test_a_saved_ensemble_keeps_its_arguments_if_defaults_change(
     loaded = load_detector(tmp_path / "saved")
     assert describe(loaded) == before
     assert torch.equal(loaded.score(WHOLE), scores)
-
-
-def test_ensembles_of_other_members_are_not_merged() -> None:
-    first = RankEnsemble(detectors=[KNN(k=7), MSP()]).partial_fit(WHOLE)
-    same = RankEnsemble(detectors=["knn(7)", "msp"]).partial_fit(WHOLE)
-    first.merge(same)
-    for other in (["knn(8)", "msp"], ["msp", "knn(7)"], ["knn(7)", "msp(2)"]):
-        with pytest.raises(ArgumentError, match="cannot merge"):
-            first.merge(RankEnsemble(detectors=other).partial_fit(WHOLE))
 
 
 # With a network -------------------------------------------------------------------------------------

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from reference import detectors as slow
 from reference import scores as slow_scores
 from reference import sparsity as slow_sparsity
-from support.detector_data import Pair, assert_matches, numpy_parts, train_and_test
+from support.detector_data import numpy_parts
 
 from oodles import functional
 from oodles.detectors import (
@@ -45,7 +43,6 @@ from oodles.detectors.registry import BUILT_IN
 from oodles.errors import ArgumentError, FitWarning
 from oodles.features import Features
 from oodles.functional import energy, entropy, max_logit, msp
-from oodles.testing import check_detector
 
 # Composition ------------------------------------------------------------------------------------
 
@@ -114,13 +111,6 @@ def test_any_three_stages_combine(
 
 
 @pytest.mark.parametrize(
-    "text", ["react(97)+scale(65)+dice(0.05)", "vra(50, 90)+ash_s(80)+msp", "lts(90)+dice(0.5)+gen"]
-)
-def test_longer_chains_conform(text: str) -> None:
-    check_detector(parse(text))
-
-
-@pytest.mark.parametrize(
     ("alone", "chain"),
     [
         (ReAct(percentile=80), LogitDetector(shape=ReAct(percentile=80))),
@@ -178,31 +168,39 @@ def test_fitting_does_not_change_the_head(features: Features) -> None:
     assert not (features.head.bias == 7).any()
 
 
-def test_with_p_changes_the_sparsity_alone(features: Features) -> None:
-    detector = RandomK(p=0.5, seed=3, shape=ReAct(percentile=80), score=partial(msp, temperature=2)).fit(features)
-    changed = detector.with_p(0.25)
-    assert changed.spec == "react(80)+random_k(0.25, seed=3)+msp(2)"
-    assert not changed.fitted
-    assert detector.p == 0.5
-    with pytest.raises(ArgumentError, match="has no sparsifier, so no p to choose"):
-        ReAct().with_p(0.5)
+SPARSE = [
+    DICE(p=0.9),
+    DICE(p=0.9, shape=ReAct(percentile=85), score=msp),
+    DICE(p=0.9, shape=[ReAct(threshold=2.0), ReAct(percentile=70)], score=partial(energy, temperature=3.0)),
+    LogitDetector(sparsify=RandomK(p=0.9, seed=7)),
+    LogitDetector(sparsify=UnitPruning(p=0.9, by="activation"), score=max_logit),
+]
+
+
+@pytest.mark.parametrize("detector", SPARSE, ids=lambda detector: detector.spec)
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_with_p_changes_only_p(detector: LogitDetector, p: float, features: Features) -> None:
+    other = detector.with_p(p)
+    assert other.spec == detector.spec.replace("0.9", str(p))
+    assert other.sparsifier().p == p  # type: ignore[union-attr]
+    assert detector.sparsifier().p == 0.9  # type: ignore[union-attr]
+    assert not other.fitted or other.dense
+    scores = other.fit(features).score(features)
+    assert torch.equal(scores, parse(other.spec).fit(features).score(features))
+
+
+def test_with_p_of_a_fitted_detector_is_not_fitted(features: Features) -> None:
+    fitted = DICE(p=0.9, shape=ReAct(percentile=85)).fit(features[:50])
+    before = fitted.score(features)
+    other = fitted.with_p(0.3)
+    assert not other.fitted
+    other.fit(features)
+    expected = DICE(p=0.3, shape=ReAct(percentile=85)).fit(features)
+    assert torch.equal(other.score(features), expected.score(features))
+    assert torch.equal(fitted.score(features), before)
 
 
 # Scores -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "reference"),
-    [
-        ("gen", slow.gen),
-        ("gen(gamma=0.5, top=3)", lambda rows: slow.gen(rows, 0.5, 3)),
-        ("doctor", slow.doctor),
-    ],
-)
-@settings(max_examples=8, deadline=None)
-@given(pair=train_and_test())
-def test_scores_match_the_reference(text: str, reference: Callable[[slow.Rows], np.ndarray], pair: Pair) -> None:
-    assert_matches(text, reference, pair)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +276,6 @@ def test_a_chain_is_for_multi_label_models_if_its_score_is(features: Features) -
 
 
 # Mistakes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [0, -1, float("nan")])
-@pytest.mark.parametrize("kind", [MSP, Energy, Entropy])
-def test_temperatures_are_positive(kind: Any, temperature: float) -> None:
-    with pytest.raises(ArgumentError, match=r"temperature=.* must be positive"):
-        kind(temperature=temperature)
 
 
 @pytest.mark.parametrize("shape", [DICE(), functional.clip, 90])

@@ -123,13 +123,6 @@ def test_directions_below_1e_10_of_the_largest_variance_are_left_out(thin, left_
     assert detector.gaussians[0].whitening_.shape == (4, 4 - left_out)
 
 
-def test_a_class_mean_is_at_distance_zero():
-    rows, labels = labelled([30, 40], 5)
-    detector = Mahalanobis().fit(as_features(rows, labels))
-    centres = torch.from_numpy(np.stack(list(slow.class_means(rows.numpy(), labels.numpy()).values())))
-    np.testing.assert_allclose(detector.score(as_features(centres, classes=2)), 0, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_labels_are_integers_of_any_type(dtype):
     rows, labels = labelled([30, 40], 5)
@@ -142,10 +135,6 @@ def plain_scores(rows, labels):
 
 
 # Warnings of a fit ------------------------------------------------------------------------------------
-
-
-def test_a_fit_that_leaves_nothing_out_does_not_warn():
-    assert warnings_of(Mahalanobis(), as_features(*labelled([30, 40], 5))) == []
 
 
 def test_warnings_say_what_was_left_out():
@@ -183,20 +172,6 @@ def test_rows_that_do_not_vary_within_classes_are_refused(dtype):
     layered = Features(varied, logits=torch.zeros(30, 3), labels=labels, layers={"a": rows})
     with pytest.raises(DataError, match=r"layer\.a does not vary"):
         Mahalanobis(layers=["a"]).fit(layered)
-
-
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-def test_missing_columns_are_named(features):
-    unlabelled = Features(features.embedding, head=features.head)
-    with pytest.raises(ShapeError, match="learns from the labels"):
-        Mahalanobis().fit(unlabelled)
-    with pytest.raises(ShapeError, match=r"learns from the layer\.a"):
-        Mahalanobis(layers=["a"]).fit(features)
-    with pytest.raises(ArgumentError, match="must be a list of names"):
-        Mahalanobis(layers="a")
-    stepped = Mahalanobis(epsilon=0.1).fit(features)
-    with pytest.raises(ShapeError, match=r"scores from the layer\.mahalanobis embedding 0\.1"):
-        stepped.score(features)
 
 
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
@@ -253,16 +228,6 @@ def test_steps_learned_from_different_rows_are_not_confused():
     assert len(steps_of([one, twin])) == 1
     with pytest.raises(ArgumentError, match="fitted on different rows"):
         steps_of([one, other])
-
-
-def test_steps_that_differ_in_any_setting_are_distinct():
-    model, usual = smooth(), Mahalanobis(epsilon=0.05)
-    for changed in (
-        Mahalanobis(epsilon=0.1),
-        Mahalanobis(epsilon=0.05, std=(0.5, 0.5, 0.5)),
-        Mahalanobis(epsilon=0.0500000001),
-    ):
-        assert len(steps_of([fitted(model, usual), fitted(model, changed)])) == 2, changed
 
 
 def test_the_step_with_the_lowest_fpr95_is_chosen(monkeypatch):
@@ -350,14 +315,6 @@ def test_the_step_over_layers_is_the_one_with_the_lowest_fpr95(monkeypatch):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
 
 
-def test_the_grid_is_the_papers():
-    assert Mahalanobis.grid == (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
-    detector = fitted(smooth(), Mahalanobis(layers=["first"], epsilon=None))
-    sizes = {step.epsilon for step in detector.trials()}
-    assert sizes == set(Mahalanobis.grid[1:])
-    assert len(detector.trials()) == 2 * len(sizes)
-
-
 def test_layers_are_combined_by_scikit_learns_regression_on_standardised_columns():
     draw = np.random.default_rng(0)
     # scales that differ a thousandfold, as distances in different layers do
@@ -405,18 +362,6 @@ def test_half_the_rows_train_and_half_choose():
     assert not torch.allclose(detector.coefficients_, weights)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.05])
-def test_saved_and_loaded_it_scores_the_same(epsilon, tmp_path):
-    detector, model = layered(epsilon)
-    features = features_for(detector, model, small(9, dtype=torch.float32))
-    save_detector(detector, tmp_path / "d")
-    back = load_detector(tmp_path / "d")
-    assert (back.spec, back.step_size) == (detector.spec, detector.step_size)
-    assert torch.equal(back.score(features), detector.score(features))
-    mine, theirs = ([(step.name, step.identity) for step in one.steps()] for one in (back, detector))
-    assert mine == theirs
-
-
 def test_a_chosen_step_is_kept_on_disk(tmp_path):
     detector = fitted(smooth(), Mahalanobis(epsilon=None))
     detector.choice_ = torch.tensor(3)
@@ -433,17 +378,6 @@ def test_fitting_again_discards_what_was_tuned():
     assert not detector.tuned
     with pytest.raises(NotFittedError, match=r"oodles\.selection\.tune"):
         detector.score(features_for(detector, model, small(4, dtype=torch.float32)))
-
-
-def test_a_detector_in_double_is_tuned_and_scores_in_double():
-    usual, model = layered(0.0)
-    detector = fitted(model, Mahalanobis(layers=LAYERS)).double()
-    images, labels = held_out()
-    tune([detector], model, [(images.float(), labels)])
-    features = features_for(detector, model, small(6, dtype=torch.float32))
-    got = detector.score(features)
-    assert got.dtype == torch.float64
-    np.testing.assert_allclose(got, usual.score(features), rtol=1e-3, atol=1e-3)
 
 
 # What tuning needs ------------------------------------------------------------------------------------
@@ -515,16 +449,6 @@ def test_a_guard_scores_as_extract_does_and_returns_the_models_logits(epsilon, t
     assert bool((model.first.weight.grad == 1).all())
     guard.save(tmp_path / "g")
     assert torch.equal(Guard.load(tmp_path / "g", model)(images).score, verdict.score)
-
-
-def test_a_guard_can_be_converted_to_another_precision():
-    detector, model = layered(0.05)
-    guard = Guard(model, detector, calibrate(torch.arange(40.0)))
-    images = small(6)
-    narrow = guard(images.float()).score
-    wide = copy.deepcopy(guard).double()(images).score
-    assert wide.dtype == torch.float64
-    np.testing.assert_allclose(narrow, wide, rtol=1e-3, atol=1e-3)
 
 
 def test_an_ordinary_network_with_batch_norm_and_dead_units():

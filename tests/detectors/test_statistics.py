@@ -1,16 +1,19 @@
 """Statistics: the same as over all rows at once, in whatever batches, parts and order the rows arrive."""
 
 import itertools
+import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import ensemble as slow_ensemble
 from reference import gradient as slow
 from support.detector_data import labelled
 
-from oodles.detectors.statistics import ClassMeans, ClassMoments, Mean, Moments, RowSample
+from oodles.detectors.statistics import ClassMeans, ClassMoments, Mean, Moments, RowSample, row_keys
 
 # Moments ----------------------------------------------------------------------------------------
 
@@ -84,23 +87,6 @@ def test_a_large_mean_does_not_cost_precision(batch):
 def test_narrow_rows_are_summed_in_float64(dtype):
     rows = (100 + rows_of(5000, 3, seed=3, spread=0.5)).to(dtype)
     assert_moments_of(folded(rows.split(64)), rows)
-
-
-def test_rows_are_unchanged_and_carry_no_gradient():
-    rows = rows_of(6, 2).requires_grad_()
-    before = rows.detach().clone()
-    moments = folded([rows])
-    assert torch.equal(rows.detach(), before)
-    assert not moments.mean().requires_grad
-    assert not moments.covariance().requires_grad
-
-
-def test_mean_and_moments_agree():
-    rows = rows_of(50, 4, offset=3.0)
-    mean = Mean()
-    for part in rows.split(11):
-        mean.add(part)
-    torch.testing.assert_close(mean.value(), folded([rows]).mean(), rtol=1e-13, atol=1e-13)
 
 
 def test_the_mean_is_summed_in_float64():
@@ -185,14 +171,6 @@ def test_large_class_means_do_not_cost_precision():
     np.testing.assert_allclose(moments.within(), slow.within(rows.numpy(), labels.numpy()), rtol=1e-7, atol=1e-7)
 
 
-def test_labelled_rows_are_unchanged_and_carry_no_gradient():
-    rows, labels = labelled([4, 5], 3)
-    before = rows.clone()
-    moments = class_moments([(rows.requires_grad_(), labels)], 2)
-    assert torch.equal(rows.detach(), before)
-    assert not moments.within().requires_grad
-
-
 def test_class_means_merge():
     rows, labels = torch.rand(20, 3), torch.arange(20) % 4
     whole, first, second = ClassMeans(), ClassMeans(), ClassMeans()
@@ -213,18 +191,6 @@ def sampled(rows, limit):
     return sample.rows()
 
 
-def test_a_sample_does_not_depend_on_order_or_parts():
-    rows = torch.rand(500, 7)
-    parts = [RowSample(50), RowSample(50)]
-    for sample, some in zip(parts, (rows[300:], rows[:300]), strict=True):
-        for batch in torch.split(some.flip(0), 37):
-            sample.add(batch)
-    parts[0].merge(parts[1])
-    whole = sampled(rows, 50)
-    assert torch.equal(whole, parts[0].rows())
-    assert len(whole) == 50
-
-
 def test_a_sample_does_not_prefer_large_or_small_values():
     rows = torch.rand(500, 7, generator=torch.Generator().manual_seed(0))
     for shift in (0.0, 1.0, 2.0):
@@ -237,3 +203,60 @@ def test_means_of_many_rows_are_as_good_as_in_float64(kind: torch.dtype) -> None
     mean = Mean()
     mean.add(rows)
     torch.testing.assert_close(mean.value(), rows.double().mean(dim=0), rtol=1e-9, atol=0)
+
+
+@given(st.integers(1, 150), st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_keys_agree_with_the_reference(width: int, seed: int) -> None:
+    rows = torch.randn(5, width, generator=torch.Generator().manual_seed(seed))
+    rows[0, 0], rows[1, -1] = 0.0, -0.0
+    assert row_keys(rows).tolist() == slow_ensemble.row_keys(rows)
+    assert torch.equal(row_keys(rows.T.contiguous().T), row_keys(rows)), "the memory layout must not matter"
+
+
+def test_keys_select_about_the_requested_fraction_of_rows() -> None:
+    rows = torch.randn(20_000, 7, generator=torch.Generator().manual_seed(0))
+    chosen = row_keys(rows) % 1000 < 200
+    assert abs(float(chosen.double().mean()) - 0.2) < 4 * math.sqrt(0.2 * 0.8 / len(rows))
+    # the keys of two nearly equal rows are independent of each other
+    near = row_keys(rows[:2000] * (1 + 1e-6)) % 1000 < 200
+    assert abs(float((near & chosen[:2000]).double().mean()) - 0.04) < 0.02
+
+
+@pytest.mark.parametrize("limit", [1, 10, 40, 100])
+def test_samples_are_the_rows_with_the_smallest_keys(limit: int) -> None:
+    rows = torch.randn(60, 5, generator=torch.Generator().manual_seed(1))
+    keys = slow_ensemble.row_keys(rows)
+    order = sorted(range(len(rows)), key=lambda place: keys[place])[:limit]
+    sample = RowSample(limit)
+    for part in rows.split(7):
+        sample.add(part)
+    assert torch.equal(sample.rows(), rows[order])
+
+
+def test_merging_many_samples_keeps_little_more_than_the_limit() -> None:
+    whole = RowSample(100)
+    for seed in range(50):
+        part = RowSample(100)
+        part.add(torch.randn(100, 3, generator=torch.Generator().manual_seed(seed)))
+        whole.merge(part)
+        assert len(whole._rows) <= 125
+    assert len(whole.rows()) == 100
+
+
+def test_a_sample_without_rows_has_their_width() -> None:
+    sample = RowSample(10)
+    sample.add(torch.empty(0, 4), torch.empty(0, 1))
+    sample.merge(RowSample(10))
+    assert sample.rows().shape == (0, 5)
+
+
+def test_a_pickled_sample_has_no_unused_space() -> None:
+    sample = RowSample(10_000)
+    sample.add(torch.ones(3, 100))
+    content = pickle.dumps(sample)
+    assert len(content) < 10_000
+    again = pickle.loads(content)
+    again.add(torch.zeros(2, 100))
+    assert again.rows().shape == (5, 100)
+    assert again.rows().sum() == 300

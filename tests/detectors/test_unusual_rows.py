@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from oodles.detectors import AdaSCALE, Detector, WeiPer, parse
+from oodles.detectors import Detector, parse
 from oodles.detectors.base import extra_columns
-from oodles.errors import ShapeError
 from oodles.features import Features, Head
 from oodles.testing import example_features, fit_and_tune, with_passes
 
@@ -52,40 +51,6 @@ def test_degenerate_rows_have_finite_and_reproducible_scores(text, case):
     assert torch.equal(fit_and_tune(parse(text), features).score(features), scores)
 
 
-@pytest.mark.parametrize("detector", [WeiPer(repeats=4), AdaSCALE(), AdaSCALE(scaled="logits")], ids=str)
-@pytest.mark.parametrize("width", [30, 300])
-def test_float32_agrees_with_float64_on_new_rows(detector, width):
-    narrow = copy.deepcopy(detector)
-    fit_and_tune(narrow, with_passes(narrow, example_features(200, width, 6)))
-    new = Features(example_features(60, width, 6, seed=5).embedding, head=example_features(200, width, 6).head)
-    new = with_passes(narrow, new)
-    scores = narrow.score(new)
-    exact = copy.deepcopy(narrow).double().score(new.to(dtype=torch.float64))
-    assert (scores.dtype, exact.dtype) == (torch.float32, torch.float64)
-    np.testing.assert_allclose(scores, exact, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_equal_rows_have_equal_scores(text):
-    detector = parse(text)
-    features = with_passes(detector, example_features(30))
-    fit_and_tune(detector, features)
-    scores = detector.score(features[torch.tensor([4] * 9 + [7])])
-    assert bool((scores[:9] == scores[0]).all())
-    assert scores[9] != scores[0]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_head_without_bias_is_one_with_a_bias_of_zeros(text):
-    plain = example_features(30)
-    scores = []
-    for bias in (None, torch.zeros(5)):
-        detector = parse(text)
-        features = with_passes(detector, Features(plain.embedding, head=Head(plain.head.weight, bias)))
-        scores.append(fit_and_tune(detector, features).score(features))
-    assert torch.equal(*scores)
-
-
 def with_nan(detector: Detector, features: Features):
     """The inputs of ``forward``, once for each way to replace a value of row 1 that the method uses by NaN."""
     columns = [features.column(name) for name in ("embedding", "logits", *extra_columns(detector))]
@@ -122,12 +87,3 @@ def test_a_row_with_nan_gets_nan_and_does_not_affect_others(text):
         assert torch.isnan(got[1])
         others = [place for place in range(12) if place != 1]
         torch.testing.assert_close(got[others], scores[others], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_rows_of_another_width_are_refused(text):
-    detector = parse(text)
-    fit_and_tune(detector, with_passes(detector, example_features(12)))
-    other = with_passes(detector, example_features(12, 25))
-    with pytest.raises(ShapeError, match="width 24, got 25"):
-        detector.score(other)
