@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 from support.command_line import MODEL
 
 from oodles.cli import checks
-from oodles.cli.checks import image_options, read_class_names
+from oodles.cli.checks import image_options, image_transform, read_class_names
 from oodles.cli.train import RECIPE_NAMES
+from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.training.recipes import RECIPES
 
@@ -22,9 +24,9 @@ BENCH = ["bench", "--model", MODEL, "--test", "test", "--ood", "grey=grey", "--t
 MISTYPED = [
     (["extract", "nothere", *IMAGES], "nothere does not exist"),
     (["extract", "train", *IMAGES, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
-    (["extract", "train", *IMAGES, "--size", "0"], "--size 0 must be at least 1"),
+    (["extract", "train", *IMAGES, "--size", "0"], "size=0 must lie between 1"),
     (["extract", "train", *IMAGES, "--mean", "a,b,c"], "--mean 'a,b,c' must be three numbers"),
-    (["extract", "train", *IMAGES, "--std", "1,0,1"], "--std 1,0,1 must be positive"),
+    (["extract", "train", *IMAGES, "--std", "1,0,1"], "must be positive in every channel"),
     (["extract", "train", *IMAGES, "--limit", "0"], "a limit of 0 images"),
     (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt cannot be read"),
     (["fit", "nothere", "--out", "o"], "nothere does not exist"),
@@ -34,7 +36,7 @@ MISTYPED = [
     (["threshold", "nothere", "--features", "features"], "nothere does not exist; give a folder with a guard"),
     (["threshold", "train", "--features", "features"], "train/guard.json does not exist"),
     (["threshold", "guard", "--features", "train"], "train/manifest.json does not exist"),
-    (["threshold", "guard", "--features", "features", "--id-rate", "1"], "--id-rate 1.0 must lie strictly"),
+    (["threshold", "guard", "--features", "features", "--id-rate", "1"], "id_rate=1.0 must lie strictly"),
     (["score", "nothere"], "nothere does not exist"),
     (["score", "guard", "nothere"], "nothere does not exist"),
     (["score", "guard", "train", "--model", MODEL, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
@@ -50,7 +52,7 @@ MISTYPED = [
     (["select", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
     (["select", "train", *HELD_OUT, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
     (["select-p", "nothere", *HELD_OUT], "nothere does not exist"),
-    (["select-p", "train", *HELD_OUT, "--resize", "1"], "--resize 1 must be at least --size 224"),
+    (["select-p", "train", *HELD_OUT, "--resize", "1"], "size=224 must lie between 1 and resize=1"),
     ([*BENCH, "nothere"], "nothere does not exist"),
     ([*BENCH, "train", "--ood", "more=nothere"], "nothere does not exist"),
     ([*BENCH, "train", "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
@@ -113,20 +115,21 @@ def test_names_that_are_repeated_here_because_their_modules_import_torch():
 
 
 def test_image_options_become_a_transform():
-    assert image_options(8, None, "0,0,0", "1,1,1").transform().resize == 8
-    transform = image_options(8, 10, "0.1, 0.2, 0.3", "1,1,2").transform()
-    assert (transform.size, transform.resize) == (8, 10)
-    assert (transform.mean, transform.std) == ((0.1, 0.2, 0.3), (1, 1, 2))
+    assert image_transform(image_options(None, None, None, None)).size == 224
+    assert image_transform(image_options(8, None, None, None), CIFAR) == replace(CIFAR, size=8, resize=8)
+    transform = image_transform(image_options(8, 10, "0.1, 0.2, 0.3", "1,1,2"))
+    assert transform == Transform(8, 10, (0.1, 0.2, 0.3), (1, 1, 2))
+    assert image_options(None, 100, None, None) == {"resize": 100}, "a guard may have a smaller size"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((None, 0, None, None), "--resize 0 must be at least 1"),
-        ((8, 7, None, None), "--resize 7 must be at least --size 8"),
-        ((8, None, "nan,0,0", None), "--mean 'nan,0,0' must be three finite numbers"),
-        ((8, None, None, "1,inf,1"), "--std '1,inf,1' must be three finite numbers"),
-        ((8, None, None, "1,-1,1"), "--std 1,-1,1 must be positive"),
+        ((None, 0, None, None), "resize=0"),
+        ((8, 7, None, None), "size=8 must lie between 1 and resize=7"),
+        ((8, None, "nan,0,0", None), "must be finite"),
+        ((8, None, None, "1,inf,1"), "must be finite"),
+        ((8, None, None, "1,-1,1"), "must be positive"),
     ],
 )
 def test_image_options_that_make_no_sense(options, message):

@@ -82,7 +82,7 @@ def test_layers_and_steps_that_a_detector_needs(oodles_run, tmp_path):
         ([*TRAIN, "--model", f"{MODEL}(classes="], "is not of the form"),
         ([*TRAIN, "--model", ":net"], ":net"),
         ([*TRAIN, "--model", MODEL, "--mean", "1,2"], "must be three numbers"),
-        ([*TRAIN, "--model", MODEL, "--size", "9", "--resize", "8"], "--resize 8 must be at least --size 9"),
+        ([*TRAIN, "--model", MODEL, "--size", "9", "--resize", "8"], "size=9 must lie between 1 and resize=8"),
         ([*TRAIN, "--model", MODEL, "--limit", "0"], "a limit of 0 images"),
         ([*TRAIN, "--model", MODEL, "--head", "fc", *SIZE], "head='fc' is not a module of Sequential"),
         (["extract", "train", "--out", "train", "--model", MODEL, *SIZE], "train contains other files"),

@@ -68,7 +68,7 @@ def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it()
     recorded = json.loads(json.dumps({"size": 32, "resize": 32, "mean": CIFAR.mean, "std": CIFAR.std}))
 
     def found(*options):
-        return known_transform(Path("guard"), recorded, image_options(*options).given())
+        return known_transform(Path("guard"), recorded, image_options(*options))
 
     assert found(None, None, None, None) == found(32, None, None, "0.2023,0.1994,0.2010") == CIFAR
     for other in ((224, None, None, None), (None, None, "0,0,0", None), (None, 40, None, None)):
@@ -78,7 +78,7 @@ def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it()
 
 def test_unknown_preprocessing_is_given_as_a_whole_and_never_guessed():
     def found(*options):
-        return known_transform(Path("guard"), None, image_options(*options).given())
+        return known_transform(Path("guard"), None, image_options(*options))
 
     for size, mean, std in [(None, None, None), (64, None, None), (64, "0,0,0", None), (None, "0,0,0", "1,1,1")]:
         assert found(size, None, mean, std) is None

@@ -255,7 +255,7 @@ def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
     for name in ("small", "dice", "ensemble"):
         guard = ExportedGuard.open(guards / name)
         scores = np.asarray(guard.threshold.id_scores, np.float64)
-        record = {"calibration": guard.record["calibration"], "threshold": guard.threshold.as_record()}
+        record = {"calibration": guard.calibration, "threshold": guard.threshold.as_record()}
         tried = np.linspace(scores[0] - 1, scores[-1] + 1, 301)
         shares = page.script(
             "return arguments[1].map((value) => keptShare(arguments[0], value))", record, tried.tolist()

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_choice, check_number, check_out, image_options
+from oodles.cli.checks import check_checkpoints, check_choice, check_number, check_out, image_options, image_transform
 from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
 from oodles.cli.completion import complete_detector, one_of
 from oodles.errors import ArgumentError, DataError
@@ -65,10 +65,10 @@ def bench(
     limit: common.LimitOption = None,
     out: Annotated[Path | None, Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).")] = None,
     head: common.HeadOption = None,
-    size: common.OwnSizeOption = None,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.OwnMeanOption = None,
-    std: common.OwnStdOption = None,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
     verify: Annotated[
@@ -99,9 +99,7 @@ def bench(
     for name in table or []:
         check_choice("table", name, (*TABLES, "all"))
     tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    options = image_options(
-        224 if size is None else size, resize, mean or common.IMAGENET_MEAN, std or common.IMAGENET_STD
-    )
+    options = image_options(size, resize, mean, std)
     runs = _runs(checkpoint or [])
     paths = {"train": train, "test": test, **named_paths(ood or [])}
     check_out(out)
@@ -112,7 +110,7 @@ def bench(
             raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
         if model is None or None in paths.values() or len(paths) < 3:
             raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
-    elif any(option is not None for option in (size, resize, mean, std)):
+    elif options:
         raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
     _check_published(chosen, list(paths), paper=paper, published=published, intervals=intervals)
     sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
@@ -132,7 +130,7 @@ def bench(
     sparsity = DICE(p=p if p is not None else chosen.p if chosen is not None else 0.9).p
     asked = {parse(text).spec: text for text in detector or []}
     id_set = "id" if chosen is None else chosen.name
-    preprocessing = options.transform() if chosen is None else chosen.transform
+    preprocessing = image_transform(options) if chosen is None else chosen.transform
     if chosen is not None and model is not None and chosen.other_transform is not None:
         preprocessing = chosen.other_transform
         notice(f"{model} gets OpenOOD's preprocessing: mean {preprocessing.mean}, std {preprocessing.std}")

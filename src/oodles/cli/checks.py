@@ -1,68 +1,43 @@
 """Checks of arguments that do not import torch, so that a mistyped one is reported at once."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oodles.cli.common import IMAGENET_MEAN
 from oodles.errors import ArgumentError, DataError, FileError
 
 if TYPE_CHECKING:
     from oodles.data.transforms import Transform
 
 MAX_BYTES = 10_000_000  # of a file with names of classes
-SMALLEST_STD, MAX_VALUE = 1e-6, 1e6
-MOST, MAX_WORKERS, MAX_SIDE, MAX_SEED = 10**9, 256, 8192, 2**31 - 1
-
-Channels = tuple[float, float, float]
+MOST, MAX_WORKERS, MAX_SEED = 10**9, 256, 2**31 - 1
 
 
-@dataclass(frozen=True)
-class ImageOptions:
-    """What ``--size``, ``--resize``, ``--mean`` and ``--std`` say; None where the user gave nothing."""
-
-    size: int | None = None
-    resize: int | None = None
-    mean: Channels | None = None
-    std: Channels | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Return what the user gave, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def transform(self) -> "Transform":
-        """The preprocessing that the options describe, which must all be given except ``--resize``."""
-        from oodles.data.transforms import Transform
-
-        if self.size is None or self.mean is None or self.std is None:
-            raise ArgumentError("--size, --mean and --std are all needed to preprocess images")
-        return Transform(self.size, self.size if self.resize is None else self.resize, self.mean, self.std)
+def image_options(size: int | None, resize: int | None, mean: str | None, std: str | None) -> dict[str, Any]:
+    """Return the settings of ``--size``, ``--resize``, ``--mean`` and ``--std`` that the user gave, checked."""
+    given = {"size": size, "resize": resize, "mean": _channels("mean", mean), "std": _channels("std", std)}
+    known = {name: value for name, value in given.items() if value is not None}
+    image_transform({"size": resize, **known} if resize is not None else known)
+    return known
 
 
-def image_options(size: int | None, resize: int | None, mean: str | None, std: str | None) -> ImageOptions:
-    """The four options, checked."""
-    check_number("--size", size, most=MAX_SIDE)
-    check_number("--resize", resize, most=MAX_SIDE)
-    if resize is not None and resize < (size or 1):
-        least = f"--size {size}" if size else "1"
-        raise ArgumentError(f"--resize {resize} must be at least {least}; the crop is taken from the resized image")
-    means, deviations = _channels("mean", mean), _channels("std", std)
-    if deviations is not None and min(deviations) < SMALLEST_STD:
-        raise ArgumentError(f"--std {std} must be positive in every channel, at least {SMALLEST_STD:g}")
-    return ImageOptions(size, resize, means, deviations)
+def image_transform(given: dict[str, Any], default: "Transform | None" = None) -> "Transform":
+    """Return the preprocessing of the options; settings that were not given are those of ``default``, or ImageNet's."""
+    from oodles.data.transforms import IMAGENET, Transform
+
+    usual = default or IMAGENET
+    size = given.get("size", usual.size)
+    return Transform(size, given.get("resize", size), given.get("mean", usual.mean), given.get("std", usual.std))
 
 
-def _channels(name: str, text: str | None) -> Channels | None:
-    """Three comma-separated numbers."""
+def _channels(name: str, text: str | None) -> tuple[float, float, float] | None:
+    """Return three comma-separated numbers."""
     if text is None:
         return None
     try:
-        red, green, blue = (float(part) for part in text.split(","))
+        red, green, blue = map(float, text.split(","))
     except ValueError:
-        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. {IMAGENET_MEAN}") from None
-    if not all(abs(value) <= MAX_VALUE for value in (red, green, blue)):
-        raise ArgumentError(f"--{name} {text!r} must be three finite numbers, e.g. {IMAGENET_MEAN}")
+        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. 0.485,0.456,0.406") from None
     return red, green, blue
 
 
@@ -83,12 +58,6 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise unless the value is one of those that are allowed."""
     if value not in choices:
         raise ArgumentError(f"{name} {value!r} must be one of {', '.join(choices)}")
-
-
-def check_id_rate(id_rate: float) -> None:
-    """Raise unless ``--id-rate`` is a fraction."""
-    if not 0 < id_rate < 1:
-        raise ArgumentError(f"--id-rate {id_rate} must lie strictly between 0 and 1; it is a fraction: 0.95, not 95")
 
 
 def check_checkpoints(paths: Iterable[Path | None]) -> None:

@@ -25,7 +25,6 @@ console = Console(emoji=False)
 notices = Console(stderr=True, emoji=False)
 
 CHECK_FAILED = 3  # the exit code of --check
-IMAGENET_MEAN, IMAGENET_STD = "0.485,0.456,0.406", "0.229,0.224,0.225"
 ModelOption = Annotated[
     str,
     Option(
@@ -42,18 +41,21 @@ GuardedModelOption = Annotated[
     str | None, Option("--model", help="Needed for images: package.module:factory. Runs its code.")
 ]
 HeadOption = Annotated[str | None, Option("--head", help="Name of the last linear layer, if not found automatically.")]
-SizeOption = Annotated[int, Option(help="Input size: the shorter side becomes --resize, then a centre crop.")]
-ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
-MeanOption = Annotated[str, Option(help="Mean of each channel, 0 to 1, comma-separated.")]
-StdOption = Annotated[str, Option(help="Standard deviation of each channel, comma-separated.")]
-OwnSizeOption = Annotated[int | None, Option(help="Input size of your own model. Default: 224. A suite has its own.")]
-OwnMeanOption = Annotated[
-    str | None, Option(help=f"Mean of each channel, for your own model. Default: {IMAGENET_MEAN}.")
+SizeOption = Annotated[
+    int | None,
+    Option(
+        help="Input size: the shorter side becomes --resize, then a centre crop. Default: that of the guard or suite, "
+        "or 224."
+    ),
 ]
-OwnStdOption = Annotated[str | None, Option(help=f"Standard deviation of each channel. Default: {IMAGENET_STD}.")]
-KnownSizeOption = Annotated[int | None, Option(help="As given to extract; the guard remembers it.")]
-KnownMeanOption = Annotated[str | None, Option(help="As given to extract.")]
-KnownStdOption = Annotated[str | None, Option(help="As given to extract.")]
+ResizeOption = Annotated[int | None, Option(help="Shorter side before the crop. Default: --size.")]
+MeanOption = Annotated[
+    str | None,
+    Option(help="Mean of each channel, 0 to 1, comma-separated. Default: that of the guard or suite, or ImageNet's."),
+]
+StdOption = Annotated[
+    str | None, Option(help="Standard deviation of each channel, comma-separated. Default: likewise.")
+]
 KeyOption = Annotated[
     Path | None, Option("--key", help="File with a secret of at least 16 bytes: the guard must be signed with it.")
 ]

@@ -49,10 +49,10 @@ def explain(
         Path | None,
         Option(help="The features that the guard was fitted on, to say what is usual there and which rows are near."),
     ] = None,
-    size: common.KnownSizeOption = None,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.KnownMeanOption = None,
-    std: common.KnownStdOption = None,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     device: common.DeviceOption = None,
     key: common.KeyOption = None,
     skip_bad: common.SkipOption = False,
@@ -65,7 +65,7 @@ def explain(
     check_checkpoints([checkpoint])
     if train is not None:
         check_store(train)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std).given())
+    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
     guard, paths = split_paths("explain", paths, model)
 
     from oodles.deploy.sources import InputSequence

@@ -28,10 +28,10 @@ def export(
         Path | None,
         Option(help="Some ID images: torch and onnxruntime are compared on 64 of them. Default: made-up images."),
     ] = None,
-    size: common.KnownSizeOption = None,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.KnownMeanOption = None,
-    std: common.KnownStdOption = None,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     key: common.KeyOption = None,
     force: Annotated[bool, Option("--force", help="Replace the exported guard that is already there.")] = False,
 ) -> None:
@@ -57,13 +57,13 @@ def export(
     from oodles.deploy.saved import known_transform
 
     guarded = load_with_model(guard, GuardOptions(model, checkpoint, key=key))
-    transform = known_transform(out if guard is None else guard, guarded.preprocessing, options.given())
+    transform = known_transform(out if guard is None else guard, guarded.preprocessing, options)
     inputs = None
     if transform is not None:
         guarded.preprocessing = transform.as_record()
         if images is not None:
             inputs = ImageLoader(open_images(images), transform, labels=False, skip_bad=True, batch_size=64)
-    elif images is not None or options.given():
+    elif images is not None or options:
         raise ArgumentError(f"{guard} does not record how images were preprocessed; give --size, --mean and --std")
     exported = guarded.export(out, inputs=inputs, overwrite=force)
     agreement = exported.record["agreement"]

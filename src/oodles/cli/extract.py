@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_choice, image_options, read_class_names
+from oodles.cli.checks import check_checkpoints, check_choice, image_options, image_transform, read_class_names
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped
 from oodles.cli.completion import complete_detector, one_of
 
@@ -19,10 +19,10 @@ def extract(
     model: common.ModelOption,
     checkpoint: common.CheckpointOption = None,
     head: common.HeadOption = None,
-    size: common.SizeOption = 224,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.MeanOption = common.IMAGENET_MEAN,
-    std: common.StdOption = common.IMAGENET_STD,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     labels: Annotated[bool, Option(help="Use class folders as labels; --no-labels for data of other classes.")] = True,
     classes: Annotated[
         Path | None,
@@ -66,7 +66,7 @@ def extract(
     from oodles.data.readers import open_images
 
     check_choice("--amp", amp or AMP_NAMES[0], AMP_NAMES)
-    options = image_options(size, resize, mean, std)
+    transform = image_transform(image_options(size, resize, mean, std))
     check_checkpoints([checkpoint])
     class_names = None if classes is None else read_class_names(classes)
     source = open_images(images).sample(limit)
@@ -81,7 +81,7 @@ def extract(
     from oodles.network.extraction import extract as run
 
     detectors = [parse(text) for text in needed_by or []]
-    loader = ImageLoader(source, options.transform(), labels=labels, skip_bad=skip_bad)
+    loader = ImageLoader(source, transform, labels=labels, skip_bad=skip_bad)
     network = load_model(model, checkpoint)
     features = run(
         network,

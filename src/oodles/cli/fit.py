@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_id_rate, check_out, check_store
+from oodles.cli.checks import check_checkpoints, check_out, check_store
 from oodles.cli.common import load_model, notice
 from oodles.cli.completion import complete_detector
 from oodles.errors import ArgumentError, DataError
@@ -42,6 +42,8 @@ def fit(
 
     Example: oodles fit features/train --calibration features/val --detector 'dice(0.7)' --out guard
     """
+    from oodles.calibration import check_id_rate
+
     check_id_rate(id_rate)
     check_store(features)
     if calibration is not None:

@@ -41,10 +41,10 @@ def score(
     ],
     model: common.GuardedModelOption = None,
     checkpoint: common.CheckpointOption = None,
-    size: common.KnownSizeOption = None,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.KnownMeanOption = None,
-    std: common.KnownStdOption = None,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
     workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
     threads: Annotated[int | None, Option(help="Threads that the network runs on. Default: one per core.")] = None,
@@ -124,7 +124,7 @@ def score(
     check_number("--threads", threads, most=MAX_WORKERS)
     check_checkpoints([checkpoint])
     limit = _check_rate(check, max_ood_rate)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std).given())
+    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
     guard, paths = split_paths("score", paths, model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:

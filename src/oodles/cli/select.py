@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options
+from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped, say
 from oodles.cli.completion import complete_detector
 
@@ -31,10 +31,10 @@ def select(
     seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.")] = 0,
     limit: common.LimitOption = None,
     head: common.HeadOption = None,
-    size: common.SizeOption = 224,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.MeanOption = common.IMAGENET_MEAN,
-    std: common.StdOption = common.IMAGENET_STD,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
     as_json: common.JsonOption = False,
@@ -49,7 +49,7 @@ def select(
     """
     from oodles.data.readers import open_images
 
-    options = image_options(size, resize, mean, std)
+    preprocessing = image_transform(image_options(size, resize, mean, std))
     check_checkpoints([checkpoint])
     check_number("--count", count, most=MAX_OUTLIERS)
     check_seed(seed)
@@ -62,7 +62,6 @@ def select(
     from oodles.selection.detector import select as choose
     from oodles.selection.outliers import outlier_features
 
-    preprocessing = options.transform()
     loaders = [ImageLoader(each, preprocessing, skip_bad=skip_bad) for each in sets]
     network = load_model(model, checkpoint)
     train, id_rows = (extract(network, loader, head=head, device=device) for loader in loaders)

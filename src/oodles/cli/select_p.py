@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options
+from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
 from oodles.cli.common import load_model, notice, report_ignored, report_skipped
 from oodles.cli.completion import complete_detector
 from oodles.cli.select import MAX_OUTLIERS
@@ -30,10 +30,10 @@ def select_p(
     limit: common.LimitOption = None,
     out: Annotated[Path | None, Option(help="File for a plot of the curve, .png or .svg.")] = None,
     head: common.HeadOption = None,
-    size: common.SizeOption = 224,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.MeanOption = common.IMAGENET_MEAN,
-    std: common.StdOption = common.IMAGENET_STD,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
     as_json: common.JsonOption = False,
@@ -47,7 +47,7 @@ def select_p(
     """
     from oodles.data.readers import open_images
 
-    options = image_options(size, resize, mean, std)
+    preprocessing = image_transform(image_options(size, resize, mean, std))
     check_checkpoints([checkpoint])
     check_number("--noise", noise, most=MAX_OUTLIERS)
     check_seed(seed)
@@ -72,7 +72,6 @@ def select_p(
     chosen.with_p(0.5)
     if out is not None:
         check_picture(out)
-    preprocessing = options.transform()
     loaders = {name: ImageLoader(each, preprocessing, labels=False, skip_bad=skip_bad) for name, each in sets.items()}
     network = load_model(model, checkpoint)
     noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.checks import check_guard, check_id_rate, check_store
+from oodles.cli.checks import check_guard, check_store
 from oodles.cli.common import KeyOption, say
 from oodles.errors import ArgumentError
 
@@ -38,10 +38,12 @@ def threshold(
     check_guard(guard)
     if features is not None:
         check_store(features)
+
+    from oodles.calibration import calibrate, check_id_rate
+
     if id_rate is not None:
         check_id_rate(id_rate)
 
-    from oodles.calibration import calibrate
     from oodles.deploy.opening import open_guard
 
     opened = open_guard(guard, key=key)

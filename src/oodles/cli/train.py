@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from oodles.cli import common
-from oodles.cli.checks import check_choice, check_number, check_out, check_seed, image_options
+from oodles.cli.checks import check_choice, check_number, check_out, check_seed, image_options, image_transform
 from oodles.cli.common import notice, report_ignored
 from oodles.cli.completion import one_of
 from oodles.errors import ArgumentError, DataError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"densenet101": "oodles.models:densenet101", "small": "oodles.models:small_resnet"}
 RECIPE_NAMES = ("paper", "godin", "one-cycle")  # those in oodles.training, which imports torch
 HEAD_TYPES = ("linear", "deconf")
-CIFAR_MEAN, CIFAR_STD = "0.4914,0.4822,0.4465", "0.2023,0.1994,0.2010"
 
 
 def train(
@@ -44,10 +43,10 @@ def train(
     seed: Annotated[int, Option(help="Seed of the initial weights, the order and the crops.")] = 0,
     resume: Annotated[bool, Option("--resume", help="Continue after the last complete epoch in --out.")] = False,
     limit: common.LimitOption = None,
-    size: common.SizeOption = 32,
+    size: common.SizeOption = None,
     resize: common.ResizeOption = None,
-    mean: common.MeanOption = CIFAR_MEAN,
-    std: common.StdOption = CIFAR_STD,
+    mean: common.MeanOption = None,
+    std: common.StdOption = None,
     device: common.DeviceOption = None,
     skip_bad: common.SkipOption = False,
 ) -> None:
@@ -58,12 +57,14 @@ def train(
 
     Example: oodles train densenet101 --data cifar-10-batches-py --out runs/densenet
     """
+    from oodles.data.transforms import CIFAR
+
     check_choice("--recipe", recipe, RECIPE_NAMES)
     check_choice("--head-type", head_type, HEAD_TYPES)
     for name, value, least in (("--epochs", epochs, 1), ("--batch-size", batch_size, 2)):
         check_number(name, value, least)
     check_seed(seed)
-    options = image_options(size, resize, mean, std)
+    preprocessing = image_transform(image_options(size, resize, mean, std), CIFAR)
     check_out(out)
     source, classes = _open_labelled(data)
     tested, _ = (None, 0) if test is None else _open_labelled(test)
@@ -86,7 +87,6 @@ def train(
     chosen = replace(RECIPES[recipe], **changes)
     torch.manual_seed(seed)
     network = with_head(build_model(factory), head_type)
-    preprocessing = options.transform()
     images = read_pixels(source, preprocessing, skip_bad=skip_bad)
     held_out = None if tested is None else read_pixels(tested, preprocessing, skip_bad=skip_bad)
     notice(f"{arch}: {len(images):,} images of {classes} classes, {chosen}")

@@ -11,6 +11,7 @@ from PIL import Image
 
 from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, DataError
+from oodles.records.fields import MAX_SIDE, MAX_VALUE, MIN_STD
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,14 @@ class Transform:
     std: tuple[float, float, float]
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= self.resize:
-            raise ArgumentError(f"size={self.size} must lie between 1 and resize={self.resize}")
-        if min(self.std) <= 0:
-            raise ArgumentError(f"std={self.std} must be positive in every channel")
+        if not 1 <= self.size <= self.resize <= MAX_SIDE:
+            raise ArgumentError(
+                f"size={self.size} must lie between 1 and resize={self.resize}, which must be at most {MAX_SIDE}"
+            )
+        if not all(abs(value) <= MAX_VALUE for value in (*self.mean, *self.std)):
+            raise ArgumentError(f"mean={self.mean} and std={self.std} must be finite, at most {MAX_VALUE:g}")
+        if min(self.std) < MIN_STD:
+            raise ArgumentError(f"std={self.std} must be positive in every channel, at least {MIN_STD:g}")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         """The resized and cropped image as uint8 ``(3, size, size)``; batches are normalised later."""

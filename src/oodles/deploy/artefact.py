@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 from safetensors import SafetensorError
@@ -69,14 +68,6 @@ class _Input(Struct, forbid_unknown_fields=True):
     shape: Annotated[list[Annotated[int, Meta(ge=1)] | None], Meta(min_length=1, max_length=8)]
 
 
-class _Calibration(Struct, forbid_unknown_fields=True):
-    """The scores of the calibration set in short: 101 quantiles, and a histogram."""
-
-    quantiles: Annotated[list[Finite], Meta(min_length=101, max_length=101)]
-    edges: Annotated[list[Finite], Meta(min_length=2, max_length=1001)]
-    counts: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
-
-
 class _Explanation(Struct, forbid_unknown_fields=True):
     """What explanations are of: the members of an ensemble or none, and the places of detectors with a sparsifier."""
 
@@ -111,7 +102,6 @@ class _Fields(Fields):
     spec: str
     detector: dict[str, Any]
     threshold: ThresholdFields
-    calibration: _Calibration | None
     model: str
     metrics: dict[str, Finite]
     graph: _Graph
@@ -298,16 +288,10 @@ def _record(path: Path, content: bytes) -> Record:
         record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
     except FileError as error:  # which may quote a name from the file
         raise FileError(printable(str(error))) from None
-    calibration, names = record["calibration"], [each["name"] for each in record["inputs"]]
+    names = [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
         "inputs": len({*names}) == len(names),
-        "calibration": calibration is None
-        or (
-            len(calibration["edges"]) == len(calibration["counts"]) + 1
-            and all(np.diff(calibration["edges"]) > 0)
-            and all(np.diff(calibration["quantiles"]) >= 0)
-        ),
         "explanation": _is_consistent(record["explanation"]),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),

@@ -32,7 +32,6 @@ from oodles.records.tensors import serialise
 
 ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
 TOLERANCE = 1e-4  # largest relative difference of logits and scores
-BINS = 50
 TEST_SHAPE = (2, 40, 56, 3)  # of the images that a guard is tried on when it is opened
 
 
@@ -84,7 +83,6 @@ def export_guard(
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
-        "calibration": _summary(guard.threshold),
         "model": guard.fingerprint,
         "metrics": dict(metrics),
         "graph": {"opset": graph.OPSET, "ir_version": graph.IR_VERSION, "torch": str(torch.__version__)},
@@ -249,17 +247,6 @@ def _described(model: Any, tests: Arrays) -> list[Record]:
         shape = [each.dim_value if each.HasField("dim_value") else None for each in dimensions]
         described.append({"name": value.name, "dtype": str(tests[value.name].dtype), "shape": shape})
     return described
-
-
-def _summary(threshold: Threshold) -> Record | None:
-    """Quantiles and histogram of the calibration scores."""
-    if threshold.id_scores is None:
-        return None
-    scores = threshold.id_scores.astype(np.float64)
-    low, high = float(scores[0]), float(scores[-1])
-    counts, edges = np.histogram(scores, BINS, (low, high if high > low else low + max(1e-6, abs(low) * 1e-6)))
-    quantiles = np.quantile(scores, np.linspace(0, 1, 101))
-    return {"quantiles": np.maximum.accumulate(quantiles).tolist(), "edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def _arrays(inputs: Inputs) -> Arrays:

@@ -14,6 +14,7 @@ from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.saving import load_guard, save_threshold
+from oodles.detectors import Detector
 from oodles.errors import ArgumentError, DataError
 from oodles.explanation.findings import Explanation
 from oodles.features import Features
@@ -80,11 +81,7 @@ class SavedGuard:
             verdict, probability = self.check_images()[0].with_probability(batch)
             return array_verdict(*verdict, probability, self.threshold)
         self.class_names = self.class_names or batch.class_names
-        logits, score = batch.logits, self.fitted.score(batch)
-        probability = label_probability(logits, multilabel=batch.multilabel)
-        return array_verdict(
-            logits, logits.argmax(dim=1), score, self.threshold.is_id(score), probability, self.threshold
-        )
+        return judge_features(self.fitted, self.threshold, batch)
 
     def explain(self, batch: Tensor) -> list[Explanation]:
         """Say why images are accepted or rejected, see :meth:`oodles.Guard.explain`."""
@@ -125,6 +122,13 @@ def known_transform(path: Path, recorded: Record | None, given: Mapping[str, Any
     if any(getattr(known, name) != value for name, value in given.items()):
         raise ArgumentError(f"{path} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
     return known
+
+
+def judge_features(detector: Detector, threshold: Threshold, features: Features) -> ArrayVerdict:
+    """Return the verdict for features, which need no model."""
+    logits, score = features.logits, detector.score(features)
+    probability = label_probability(logits, multilabel=features.multilabel)
+    return array_verdict(logits, logits.argmax(dim=1), score, threshold.is_id(score), probability, threshold)
 
 
 def array_verdict(

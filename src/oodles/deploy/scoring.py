@@ -151,7 +151,7 @@ def _score(guard: OpenGuard, batches: Iterator[Batch], workers: int | None) -> I
     """Yield the rows of each batch, in order; images are decoded while others are scored."""
     for batch, images in decode_ahead(batches, guard.transform, workers):
         if isinstance(batch, FeatureBatch):
-            yield _rows(batch.names, guard.judge(batch.features), guard.class_names)
+            yield verdict_rows(batch.names, guard.judge(batch.features), guard.class_names)
         else:
             yield _image_rows(guard, batch.names, images)
 
@@ -172,14 +172,14 @@ def _image_rows(guard: OpenGuard, names: Sequence[str], images: Sequence[Prepare
     scored: Iterator[Row] = iter(())
     if good:
         verdict = guard.judge(guard.batch(np.stack([pixels for _, pixels in good])))
-        scored = iter(_rows([name for name, _ in good], verdict, guard.class_names))
+        scored = iter(verdict_rows([name for name, _ in good], verdict, guard.class_names))
     return [
         Row(name, error=image.problem) if image.pixels is None else next(scored)
         for name, image in zip(names, images, strict=True)
     ]
 
 
-def _rows(names: Sequence[str], verdict: ArrayVerdict, class_names: Sequence[str]) -> list[Row]:
+def verdict_rows(names: Sequence[str], verdict: ArrayVerdict, class_names: Sequence[str]) -> list[Row]:
     """Return a row per input; one whose score or probability is not finite has an error."""
     known = dict(enumerate(class_names))
     columns = verdict.label, verdict.probability, verdict.score, verdict.p_value, verdict.is_id

@@ -15,11 +15,15 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import ImageLoader, normalise
 from oodles.data.readers import ImageSet, open_bytes, open_image
 from oodles.data.transforms import Transform
+from oodles.deploy.exported import ArrayVerdict
+from oodles.deploy.results.rows import Row
+from oodles.deploy.results.writing import parquet_table
+from oodles.deploy.saved import array_verdict, judge_features
+from oodles.deploy.scoring import NOT_FINITE, verdict_rows
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import layers_of
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
-from oodles.functional import label_probability
 from oodles.guard import Guard
 from oodles.head import Classifier
 from oodles.network.forward import ForwardPass, HeadName
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEATURES = ("embedding", "logits")
-NOT_FINITE = "the network gives NaN or infinite values for it"
 
 
 def check_path(columns: Sequence[str] | None) -> None:
@@ -197,64 +200,41 @@ class Scorer:
         self._network: Network | None = None
 
     def __call__(self, rows: "pa.Table") -> "pa.Table":
-        """Verdicts; what an input does not have is null."""
-        import pyarrow as pa
+        """Return one row of results per input; what an input does not have is null."""
+        paths = rows["path"].to_pylist()
+        found, errors = (self._stored if are_features(rows.column_names) else self._images)(rows, paths)
+        results = (
+            found.get(place) or Row(path, error=error or NOT_FINITE)
+            for place, (path, error) in enumerate(zip(paths, errors, strict=True))
+        )
+        return parquet_table(results)
 
-        found = self._stored(rows) if are_features(rows.column_names) else self._images(rows)
-        labels, errors, known = found.labels, found.errors, dict(enumerate(self._guard.class_names))
-        finite = np.isfinite(found.scores) & np.isfinite(found.probabilities)
-        for row in np.flatnonzero(~finite).tolist():
-            errors[row] = errors[row] or NOT_FINITE
-        p_values = self._guard.threshold.p_values(found.scores)
-        verdicts = {
-            "label": pa.array(labels, pa.int64(), mask=~finite),
-            "class_name": pa.array([known.get(label) for label in labels.tolist()], pa.string(), mask=~finite),
-            "probability": pa.array(found.probabilities, pa.float64(), mask=~finite),
-            "score": pa.array(found.scores, pa.float64(), mask=~finite),
-            "p_value": pa.array(p_values, pa.float64(), mask=~finite | np.isnan(p_values)),
-            "is_id": pa.array(found.accepted & finite),
-        }
-        return pa.table({"path": rows["path"], **verdicts, "error": pa.array(errors, pa.string())})
-
-    def _images(self, rows: "pa.Table") -> "Verdicts":
-        found, device = Verdicts.empty(len(rows)), _device(self._guard.model)
+    def _images(self, rows: "pa.Table", paths: Sequence[str]) -> "Judged":
+        found: dict[int, Row] = {}
         images = Images(rows, self._transform, self._batch_size)
-        for numbers, batch in images.batches(device):
+        for numbers, batch in images.batches(_device(self._guard.model)):
             verdict, probability = self._guard.with_probability(batch)
-            found.labels[numbers], found.scores[numbers] = verdict.label.cpu().numpy(), verdict.score.cpu().numpy()
-            found.accepted[numbers] = verdict.is_id.cpu().numpy()
-            found.probabilities[numbers] = probability.float().cpu().numpy()
-        return found._replace(errors=images.errors)
+            found |= self._rows(numbers, paths, array_verdict(*verdict, probability, self._guard.threshold))
+        return found, images.errors
 
-    def _stored(self, rows: "pa.Table") -> "Verdicts":
-        guard, found = self._guard, Verdicts.empty(len(rows))
+    def _stored(self, rows: "pa.Table", paths: Sequence[str]) -> "Judged":
+        guard = self._guard
         if self._network is None:  # its head is compared with the one that the detector was fitted on
             layers = layers_of([guard.detector])
             self._network = Network(guard.model, self._transform, guard.head, layers, self._batch_size)
         columns, good, errors = self._network.columns(rows)
-        if good:
-            features = _as_features(columns, self._network.classifier)
-            scores = guard.detector.score(features)
-            found.labels[good], found.scores[good] = features.logits.argmax(dim=1).numpy(), scores.numpy()
-            found.accepted[good] = guard.threshold.is_id(scores).numpy()
-            found.probabilities[good] = label_probability(features.logits, multilabel=features.multilabel).numpy()
-        return found._replace(errors=errors)
+        if not good:
+            return {}, errors
+        features = _as_features(columns, self._network.classifier)
+        return self._rows(good, paths, judge_features(guard.detector, guard.threshold, features)), errors
+
+    def _rows(self, numbers: Sequence[int], paths: Sequence[str], verdict: ArrayVerdict) -> dict[int, Row]:
+        rows = verdict_rows([paths[number] for number in numbers], verdict, self._guard.class_names)
+        return dict(zip(numbers, rows, strict=True))
 
 
-class Verdicts(NamedTuple):
-    """Label and its probability, score, decision and error of each row."""
-
-    labels: Any
-    probabilities: Any
-    scores: Any
-    accepted: Any
-    errors: list[str | None]
-
-    @classmethod
-    def empty(cls, rows: int) -> "Verdicts":
-        """Those of inputs that are not scored."""
-        unknown = np.full((2, rows), np.nan)
-        return cls(np.full(rows, -1), unknown[0], unknown[1], np.zeros(rows, dtype=bool), [])
+Judged = tuple[dict[int, Row], list[str | None]]
+"""Rows by the place of their input, and why inputs cannot be read."""
 
 
 def _device(model: nn.Module) -> torch.device:

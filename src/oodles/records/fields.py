@@ -6,8 +6,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-Pixels = Annotated[int, Meta(ge=1, le=1 << 16)]
+MAX_SIDE, MIN_STD, MAX_VALUE = 8192, 1e-6, 1e6  # of preprocessing
+Pixels = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
 
 
 class ThresholdFields(Struct, forbid_unknown_fields=True):
@@ -23,5 +23,5 @@ class PreprocessingFields(Struct, forbid_unknown_fields=True):
 
     size: Pixels
     resize: Pixels
-    mean: Annotated[list[Finite], Meta(min_length=3, max_length=3)]
-    std: Annotated[list[Positive], Meta(min_length=3, max_length=3)]
+    mean: Annotated[list[Annotated[float, Meta(ge=-MAX_VALUE, le=MAX_VALUE)]], Meta(min_length=3, max_length=3)]
+    std: Annotated[list[Annotated[float, Meta(ge=MIN_STD, le=MAX_VALUE)]], Meta(min_length=3, max_length=3)]

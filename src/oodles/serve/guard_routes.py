@@ -113,7 +113,7 @@ def _described(served: ServedGuard) -> dict[str, Any]:
         "inputs": record["inputs"],
         "class_names": record["class_names"],
         "threshold": guard.threshold.as_record(),
-        "calibration": record["calibration"],
+        "calibration": guard.calibration,
         "members": list(guard.members),
         "explains": True,
         "reload_error": served.reload_error,

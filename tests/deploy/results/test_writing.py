@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from pyarrow import parquet
 from support.disks import files_up_to
 
@@ -199,7 +199,7 @@ def test_other_inputs_are_not_continued(whole, kind):
 def test_results_without_or_with_a_damaged_record_are_not_continued(whole):
     path = whole / "r.csv"
     record = json.loads(job_path(path).read_text())
-    job_path(path).write_text(json.dumps(record | {"threshold": 0.75}))
+    job_path(path).write_text(json.dumps(record | {"rows": 5}))
     with pytest.raises(FileError, match="altered after it was written"):
         write(path, resume=True)
     job_path(path).unlink()

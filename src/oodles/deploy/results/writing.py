@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -21,6 +21,9 @@ from oodles.deploy.results.rows import COLUMNS, JSON, Row, lines_of
 from oodles.errors import ArgumentError, FileError
 from oodles.records.files import write_bytes, write_with, writing
 from oodles.records.text import printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Named(Protocol):
@@ -176,22 +179,27 @@ def _write_lines(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _write_parquet(path: Path, lines: Path) -> None:
-    """The rows of a file of JSON lines as Parquet, in which names that are not valid text are escaped."""
-    import pyarrow as pa
+    """Write the rows of a file of JSON lines as Parquet."""
     from pyarrow.parquet import ParquetWriter
 
-    text, number = pa.string(), pa.float64()
-    kinds = text, pa.int64(), text, number, number, number, pa.bool_(), text
-    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
     rows = (row for row, _ in whole_rows(lines, JSON))
-    with ParquetWriter(path, schema) as writer:
-        while group := [_parquet_record(row) for row in islice(rows, ROW_GROUP)]:
-            writer.write_table(pa.Table.from_pylist(group, schema))
+    with ParquetWriter(path, parquet_table([]).schema) as writer:
+        while group := list(islice(rows, ROW_GROUP)):
+            writer.write_table(parquet_table(group))
             os.utime(path)  # shows that the temporary file is in use
 
 
-def _parquet_record(row: Row) -> dict[str, Any]:
-    return {name: _valid(value) if isinstance(value, str) else value for name, value in row._asdict().items()}
+def parquet_table(rows: Iterable[Row]) -> "pa.Table":
+    """Return rows as a table of Arrow, in which names that are not valid text are escaped."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.float64()
+    kinds = text, pa.int64(), text, number, number, number, pa.bool_(), text
+    records = [
+        {name: _valid(value) if isinstance(value, str) else value for name, value in row._asdict().items()}
+        for row in rows
+    ]
+    return pa.Table.from_pylist(records, pa.schema(list(zip(COLUMNS, kinds, strict=True))))
 
 
 def _valid(text: str) -> str:
