@@ -9,8 +9,8 @@ four sets of other images (out-of-distribution, OOD). So detectors can be compar
 import matplotlib.pyplot as plt
 
 import oodles as ood
+from oodles.bench.demo import load_pack
 from oodles.plots import score_histograms
-from oodles.report.demo import load_pack
 
 train, test, ood_sets, _ = load_pack()
 train

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import oodles as ood
-from oodles.report.demo import load_pack
+from oodles.bench.demo import load_pack
 
 train, test, ood_sets, _ = load_pack()
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import oodles as ood
+from oodles.bench.demo import load_pack
 from oodles.detectors import SCALE
-from oodles.report.demo import load_pack
 
 train, test, ood_sets, _ = load_pack()
 chain = ood.DICE(p=0.1, shape=[ood.ReAct(percentile=97), SCALE(percentile=65)])

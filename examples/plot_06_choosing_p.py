@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import oodles as ood
-from oodles.report.demo import load_pack
+from oodles.bench.demo import load_pack
 from oodles.selection import mixed_features, select_p
 from oodles.selection.sparsity import FINE_GRID
 

@@ -11,10 +11,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import oodles as ood
+from oodles.bench.demo import load_pack
 from oodles.models import read_card
 from oodles.monitor import Monitor
 from oodles.monitor.chart import draw
-from oodles.report.demo import load_pack
 
 train, test, ood_sets, _ = load_pack()
 detector = ood.default_detector().fit(train)

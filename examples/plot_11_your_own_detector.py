@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 from torch import Tensor
 
 import oodles as ood
+from oodles.bench.demo import load_pack
 from oodles.detectors.statistics import ClassMeans
 from oodles.plots import detector_dots
-from oodles.report.demo import load_pack
 from oodles.testing import check_detector
 
 # %%

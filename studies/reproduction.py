@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from oodles.bench.comparison import compare, results, shown_name, sweep_table
 from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.sets import load_sets
 from oodles.bench.suites import SUITES, Suite
-from oodles.bench.tables import compare, markdown, sweep_view
+from oodles.bench.tables import markdown
 from oodles.detectors import DICE, Detector, Mahalanobis, parse
 from oodles.features import Features
 from oodles.paper.analysis import (
@@ -26,7 +27,7 @@ from oodles.paper.analysis import (
     variances,
 )
 from oodles.paper.figures import draw_figures, variance_summary
-from oodles.paper.published import METHODS, Published, published, tables
+from oodles.paper.published import AVERAGE, METHODS, Published, published, tables
 from oodles.paper.sweep import PAPER_GRID, sweep
 from oodles.paper.tables import TABLES
 from oodles.selection.outliers import noise_features
@@ -102,7 +103,7 @@ def section(
 ) -> str:
     """All tables, the choice of p, the theory and the figures of one network."""
     views = {name: compare(result.rows[name], paper=record.name) for name in TABLES if name != "sweep"}
-    views["sweep"] = sweep_view(result.points, paper=record.name)
+    views["sweep"] = sweep_table(result.points, paper=record.name)
     return fill(
         "reproduction-network",
         name=record.name,
@@ -173,8 +174,10 @@ def cells(cited: Published, fpr95: float, auroc: float) -> list[tuple[str, float
 
 def lowest(result: Tables, table: str) -> str:
     """The two lowest average FPR95 of a table."""
-    view = compare(result.rows[table])
-    averages = sorted((float(cells[-1].numbers[0].split("±")[0]), label) for label, cells in view.lines)
+    grouped = results(result.rows[table])
+    averages = sorted(
+        (round(found.mean("fpr95"), 1), shown_name(spec)) for (spec, name), found in grouped.items() if name == AVERAGE
+    )
     (first, winner), (second, next_best) = averages[:2]
     return f"{winner} has the lowest average FPR95, {first:.1f}, and {next_best} the second lowest, {second:.1f}"
 

@@ -6,10 +6,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from oodles.bench.demo import load_pack
 from oodles.detectors import parse
 from oodles.metrics import evaluate
 from oodles.plots import ID_COLOUR, INK, OOD_COLOURS, STYLE, save_figure
-from oodles.report.demo import load_pack
 from studies.pages import DOCS
 
 IMAGES = DOCS / "images"

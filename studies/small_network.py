@@ -6,14 +6,14 @@ describes. Every number on the page comes from this run or from the network's ca
 
 import json
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from torch import nn
 
+from oodles.bench.comparison import compare, results
 from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.suites import CIFAR_ODIN
-from oodles.bench.tables import compare, markdown, results
+from oodles.bench.tables import markdown
 from oodles.data.readers import ImageSet
 from oodles.data.transforms import CIFAR
 from oodles.detectors import detector_list, parse
@@ -96,7 +96,7 @@ def describe(card: dict[str, object]) -> str:
 def verdict(result: Tables) -> str:
     """Which detector is best on average, and whether DICE improves on energy."""
     gathered = results(result.rows["main"])
-    averages = {spec: fmean(found.fpr95) for (spec, ood_set), found in gathered.items() if ood_set == AVERAGE}
+    averages = {spec: found.mean("fpr95") for (spec, ood_set), found in gathered.items() if ood_set == AVERAGE}
     best = min(averages, key=lambda spec: averages[spec])
     energy, dice = averages["energy"], averages["dice(0.9)+energy"]
     word = "better" if dice < energy else "worse"

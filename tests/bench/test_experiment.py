@@ -3,12 +3,13 @@
 import re
 
 import pytest
+from support.rows import cell
 
 from oodles.bench import experiment
+from oodles.bench.comparison import compare
 from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.run import benchmark
 from oodles.bench.sets import fit_on_sets
-from oodles.bench.tables import compare
 from oodles.detectors import parse
 from oodles.errors import ArgumentError
 from oodles.features import Features
@@ -58,8 +59,8 @@ def test_random_detectors_run_with_five_seeds(everything):
             assert len(specs) == 5
             seeds = {int(found[1]) if (found := re.search(r"seed=(\d+)", spec)) else 0 for spec in specs}
             assert seeds == {0, 1, 2, 3, 4}
-        view = compare(everything.rows[table])
-        assert all("±" in dict(view.lines)[f"{name}(0.9)"][0].numbers[0] for name in names)
+        shown = compare(everything.rows[table])
+        assert all("±" in cell(shown, f"{name}(0.9)", "set1")[0][0] for name in names)
 
 
 def test_every_row_once_and_as_the_benchmark_gives_it(everything, features):
@@ -103,7 +104,7 @@ def test_runs_accumulate(features):
     assert len(first.points) == 2 * len(SWEEP_GRID)
     assert list(first.accuracy) == ["one", "two"]
     assert len(first.all_rows()) == 2 * 2 * (1 + len(SWEEP_GRID))
-    assert "±" in compare(first.rows["main"]).lines[0][1][0].numbers[0]
+    assert "±" in cell(compare(first.rows["main"]), "msp", "set1")[0][0]
 
 
 def test_intervals_are_kept_for_a_detector_that_is_also_in_the_sweep(features):

@@ -52,7 +52,7 @@ def test_rows_print_as_a_table():
 def test_a_notebook_shows_a_table_with_the_best_in_bold():
     found = Cells(two_rows()._repr_html_())
     assert found.tags.count("tr") == 3
-    assert found.tags.count("b") == 3  # FPR95 and AUROC of the average, FPR95 of the set
+    assert found.tags.count("strong") == 3  # FPR95 and AUROC of the average, FPR95 of the set
     assert {"msp", "knn", "average", "noise", "100.0"} <= set(found.texts)
     assert "no rows" in Rows()._repr_html_()
 

@@ -16,13 +16,13 @@ from reference.sparsity import MASKS
 from support.detector_data import Pair, every_detector, numpy_parts, train_and_test
 from support.ensembles import extracted
 
+from oodles.bench.demo import load_pack
 from oodles.calibration import Threshold, calibrate
 from oodles.detectors import KNN, Detector, NNGuide, RankEnsemble, combine, default_detector, parse
 from oodles.errors import ArgumentError, NotFittedError, ShapeError
 from oodles.explanation.explaining import Explanation, explain
 from oodles.explanation.findings import Contributions, Finding
 from oodles.features import Features, Head
-from oodles.report.demo import load_pack
 from oodles.testing import example_features, fit_and_tune, with_passes
 
 Array = np.ndarray

@@ -2,16 +2,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
-from oodles.deploy.results.rows import Row as Scored
+from oodles.deploy.results.rows import Row
 from oodles.report import tally as module
+from oodles.report.document import Rate
 from oodles.report.tally import Extremes, Sample, Tally
 
 SCORES = st.lists(st.integers(-5, 5).map(float), max_size=60)
 
 
-def rows_of(scores: list[float]) -> list[Scored]:
-    return [Scored(f"{place}.png", 0, "cat", 0.5, score, None, score >= 0, None) for place, score in enumerate(scores)]
+def rows_of(scores: list[float]) -> list[Row]:
+    return [Row(f"{place}.png", 0, "cat", 0.5, score, None, score >= 0, None) for place, score in enumerate(scores)]
 
 
 @given(scores=SCORES, most=st.integers(1, 8))
@@ -39,7 +41,7 @@ def test_a_sample_is_evenly_spaced_and_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 @given(scores=SCORES)
 def test_counts_add_up(scores: list[float]) -> None:
-    tally = Tally.of([*rows_of(scores), Scored("bad.png", error="empty file"), Scored("none.png")])
+    tally = Tally.of([*rows_of(scores), Row("bad.png", error="empty file"), Row("none.png")])
     assert tally.accepted == sum(score >= 0 for score in scores)
     assert tally.accepted + tally.rejected == len(scores) == tally.by_class["cat"]
     assert tally.errors == {"empty file": 1, "it has no score": 1}
@@ -49,18 +51,37 @@ def test_counts_add_up(scores: list[float]) -> None:
 
 
 def test_scores_that_overlap_have_no_threshold() -> None:
-    rows = [Scored("a", 0, None, 0.5, 1.0, None, True), Scored("b", 0, None, 0.5, 2.0, None, False)]
+    rows = [Row("a", 0, None, 0.5, 1.0, None, True), Row("b", 0, None, 0.5, 2.0, None, False)]
     assert Tally.of(rows).threshold() is None
 
 
 def test_very_many_names_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NAMES", 3)
-    tally = Tally.of(Scored("x", place, f"class{place}", 0.5, 1.0, None, True) for place in range(10))
+    tally = Tally.of(Row("x", place, f"class{place}", 0.5, 1.0, None, True) for place in range(10))
     assert len(tally.by_class) == 4
     assert tally.by_class["others"] == 7
 
 
 def test_scores_that_are_not_finite_are_no_scores() -> None:
-    tally = Tally.of(Scored("x", 0, "cat", 0.5, score, float("nan"), True) for score in (np.nan, np.inf, -np.inf, 1.0))
+    tally = Tally.of(Row("x", 0, "cat", 0.5, score, float("nan"), True) for score in (np.nan, np.inf, -np.inf, 1.0))
     assert tally.scored == 1
     assert tally.with_p_value == 0
+
+
+@given(total=st.integers(1, 3000), share=st.floats(0, 1))
+def test_the_interval_is_wilsons(total: int, share: float) -> None:
+    rate = Rate(round(share * total), total)
+    known = binomtest(rate.count, total).proportion_ci(0.95, "wilson")
+    assert rate.interval == pytest.approx((100 * known.low, 100 * known.high), abs=1e-9)
+    assert rate.interval[0] <= rate.percent <= rate.interval[1]
+
+
+def test_a_rate_of_nothing() -> None:
+    rate = Rate(0, 0)
+    assert rate.percent == 0
+    assert rate.interval == (0, 100)
+    assert rate.cell.value is None
+
+
+def test_a_rate_in_words() -> None:
+    assert str(Rate(95, 100)) == "95.0 % [88.8, 97.8]"

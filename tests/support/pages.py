@@ -113,8 +113,7 @@ def _shown(cell: Any) -> list[str]:
     """The forms in which a value may be shown."""
     value = cell["value"] if isinstance(cell, dict) else cell
     if value is None:
-        return ["\N{EN DASH}"]
+        return ["-"]
     if isinstance(value, str):
         return [_spaced(value)]
-    forms = [f"{value:.1f}", f"{value:.2f}", f"{value:.3f}"] + ([f"{value:,d}"] if isinstance(value, int) else [])
-    return [form.replace("-", "\N{MINUS SIGN}") for form in forms]
+    return [f"{value:.1f}", f"{value:.2f}", f"{value:.3f}"] + ([f"{value:,d}"] if isinstance(value, int) else [])

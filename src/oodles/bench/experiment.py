@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oodles.bench.comparison import compare, sweep_table
 from oodles.bench.openood import AUPR, compare_groups
 from oodles.bench.run import evaluate_detectors, name_detectors
 from oodles.bench.sets import ID_SETS, TEST, TRAIN, Source, fit_on_sets
-from oodles.bench.tables import View, compare, latex, markdown, rows_csv, rows_json, sweep_view
+from oodles.bench.tables import Table, latex, markdown, rows_csv, rows_json
 from oodles.detectors import Detector
 from oodles.distributed.processes import current
 from oodles.metrics import Row
@@ -33,38 +34,38 @@ class Tables:
             once.setdefault((row.run, row.detector, row.ood_set), row)
         return list(once.values())
 
-    def views(
+    def tables(
         self,
         id_set: str,
         *,
         paper: bool = False,
         groups: Mapping[str, Sequence[str]],
         published: bool = False,
-    ) -> dict[str, View]:
+    ) -> dict[str, Table]:
         """Return each table; with ``groups``, OpenOOD's metrics, averaged over these groups of OOD sets.
 
         ``paper`` adds the paper's numbers, ``published`` those of OpenOOD's leaderboard.
         """
         accuracy = ", ".join(f"{value:.2%}" for value in self.accuracy.values())
-        views = {}
+        tables = {}
         for name, rows in self.rows.items():
             what = "OpenOOD's metrics" if groups and name == "main" else TABLES[name]
             title = f"{id_set} (accuracy {accuracy}): {what}"
             if rows and groups:
-                views[name] = compare_groups(rows, groups, title=title, published=id_set if published else None)
-                views[f"{name}-aupr"] = compare_groups(rows, groups, AUPR, title=title)
+                tables[name] = compare_groups(rows, groups, title=title, published=id_set if published else None)
+                tables[f"{name}-aupr"] = compare_groups(rows, groups, AUPR, title=title)
             elif rows:
-                views[name] = compare(rows, title=title, paper=id_set if paper else None)
+                tables[name] = compare(rows, title=title, paper=id_set if paper else None)
         if self.points:
             title = f"{id_set}: {TABLES['sweep']}"
-            views["sweep"] = sweep_view(self.points, title=title, paper=id_set if paper else None)
-        return views
+            tables["sweep"] = sweep_table(self.points, title=title, paper=id_set if paper else None)
+        return tables
 
-    def write(self, folder: Path, views: Mapping[str, View]) -> None:
-        """Write all rows as JSON and CSV, and each view as Markdown and LaTeX."""
+    def write(self, folder: Path, tables: Mapping[str, Table]) -> None:
+        """Write all rows as JSON and CSV, and each table as Markdown and LaTeX."""
         texts = {"rows.json": rows_json(self.all_rows()), "rows.csv": rows_csv(self.all_rows())}
-        for name, view in views.items():
-            texts |= {f"{name}.md": markdown(view), f"{name}.tex": latex(view)}
+        for name, table in tables.items():
+            texts |= {f"{name}.md": markdown(table), f"{name}.tex": latex(table)}
         for name, text in texts.items():
             write_bytes(folder / name, text.encode())
 

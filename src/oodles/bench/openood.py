@@ -2,23 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev
-from typing import NamedTuple
+from dataclasses import replace
+from statistics import pstdev
 
-from oodles.bench.tables import Cell, View
+from oodles.bench.comparison import AUROC, Metric, results, tabulate
+from oodles.bench.tables import Table
 from oodles.metrics import Row
-from oodles.paper.published import without_seed
 
-
-class Metric(NamedTuple):
-    """A column of rows, its name in tables, and whether smaller values are better."""
-
-    column: str
-    title: str
-    smaller: bool = False
-
-
-FPR95_AUROC = (Metric("fpr95_ood", "FPR95", smaller=True), Metric("auroc", "AUROC"))
+FPR95_AUROC = (Metric("fpr95_ood", "FPR95", smaller=True), AUROC)
 AUPR = (Metric("aupr_id", "AUPR-in"), Metric("aupr_ood", "AUPR-out"))
 
 LEADERBOARD = {
@@ -63,74 +54,21 @@ def compare_groups(
     *,
     title: str = "",
     published: str | None = None,
-) -> View:
-    """Metrics of each detector on each OOD set, and plain means over those sets of each group that have rows.
+) -> Table:
+    """Compare metrics of each detector on each OOD set, and plain means over those sets of each group that have rows.
 
     Several runs, and detectors that differ only in their seed, become mean and standard deviation, as OpenOOD computes
     it (of the population). ``published`` is the suite whose AUROC on the leaderboard is given in brackets.
     """
-    columns = _columns(rows, groups)
-    variants: dict[str, dict[tuple[str, str], dict[str, Row]]] = {}
-    for row in rows:
-        same = variants.setdefault(without_seed(row.detector), {})
-        same.setdefault((row.run, row.detector), {})[row.ood_set] = row
-    values = {
-        (detector, label, metric): _percent(list(same.values()), names, metric)
-        for detector, same in variants.items()
-        for label, names in columns.items()
-        for metric in metrics
-    }
-    published = published if metrics is FPR95_AUROC else None
-    lines = []
-    for detector in variants:
-        cited = {} if published is None else leaderboard(published, detector)
-        cells = []
-        for label in columns:
-            best = [
-                bool(values[detector, label, metric])
-                and _shown(values[detector, label, metric], metric)
-                == max(_shown(values[other, label, metric], metric) for other in variants)
-                for metric in metrics
-            ]
-            texts = [_mean_and_deviation(values[detector, label, metric]) for metric in metrics]
-            notes = (f"(AUROC {cited[label]:.2f})",) if label in cited else ()
-            cells.append(Cell(tuple(texts), tuple(best), notes))
-        lines.append((detector.removesuffix("+energy"), tuple(cells)))
-    return View(title, _caption(groups, columns, metrics, cited=published is not None), tuple(columns), tuple(lines))
-
-
-def _columns(rows: Sequence[Row], groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The sets that each column is over: the sets of each group and then the group, at the end sets without a group."""
     found = dict.fromkeys(row.ood_set for row in rows)
-    columns: dict[str, list[str]] = {}
-    for group, names in groups.items():
-        present = [name for name in names if name in found]
-        columns |= {name: [name] for name in present} | ({group: present} if present else {})
-    return columns | {name: [name] for name in found if name not in columns}
+    present = {group: [name for name in names if name in found] for group, names in groups.items()}
+    grouped = results(rows, {group: names for group, names in present.items() if names})
+    columns = dict.fromkeys(name for group, names in present.items() if names for name in (*names, group)) | found
+    published = published if metrics is FPR95_AUROC else None
 
+    def cited(detector: str, column: str, metric: Metric) -> float | None:
+        return leaderboard(published, detector).get(column) if published and metric is AUROC else None
 
-def _percent(variants: Sequence[Mapping[str, Row]], names: Sequence[str], metric: Metric) -> list[float]:
-    """For each run and seed that has all the sets, the mean over them."""
-    complete = [rows for rows in variants if all(name in rows for name in names)]
-    return [100 * fmean(getattr(rows[name], metric.column) for name in names) for rows in complete]
-
-
-def _shown(values: Sequence[float], metric: Metric) -> float:
-    """The mean as the table shows it, such that the largest is the best."""
-    if not values:
-        return -float("inf")
-    return round(fmean(values), 1) * (-1 if metric.smaller else 1)
-
-
-def _mean_and_deviation(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{fmean(values):.1f}" + (f"±{pstdev(values):.1f}" if len(values) > 1 else "")
-
-
-def _caption(
-    groups: Mapping[str, Sequence[str]], columns: Mapping[str, Sequence[str]], metrics: Sequence[Metric], *, cited: bool
-) -> str:
     parts = [
         " / ".join(metric.title for metric in metrics) + " in percent, the best in bold",
         "FPR95 is the ID images rejected when 95 % of OOD is rejected"
@@ -138,9 +76,8 @@ def _caption(
         else "average precision, where OpenOOD uses the trapezoidal rule",
     ]
     for group, names in groups.items():
-        absent = [name for name in names if name not in columns]
-        if absent:
-            parts.append(f"{group} without {', '.join(absent)}")
-    if cited:
+        absent = [name for name in names if name not in found]
+        parts += [f"{group} without {', '.join(absent)}"] if absent else []
+    if published is not None:
         parts.append("in brackets the leaderboard's AUROC, with OpenOOD's networks, settings and all sets")
-    return "; ".join(parts)
+    return replace(tabulate(grouped, list(columns), metrics, cited, pstdev), title=title, caption="; ".join(parts))

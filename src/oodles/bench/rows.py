@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from oodles.bench.tables import html, overview, print_view
+from oodles.bench.comparison import overview
+from oodles.bench.tables import html, print_table, records
 from oodles.extras import needed_by
 from oodles.metrics import Row
 
@@ -30,22 +31,14 @@ class Rows(list[Row]):
         if not self:
             return "Rows([])"
         text = io.StringIO()
-        print_view(Console(file=text, width=WIDTH, color_system=None, safe_box=True), overview(self))
+        print_table(Console(file=text, width=WIDTH, color_system=None, safe_box=True), overview(self))
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _repr_html_(self) -> str:
         return html(overview(self)) if self else "<p>no rows</p>"
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """One line per row with every metric; intervals, if there are any, as ``fpr95_low`` and ``fpr95_high``."""
+        """Return one line per row with every metric; intervals, if any, as ``fpr95_low`` and ``fpr95_high``."""
         with needed_by("rows.to_dataframe()"):
             import pandas as pd
-        records = []
-        for row in self:
-            record = row.as_dict()
-            ends = record.pop("intervals").items()
-            records.append(
-                record
-                | {f"{name}_{end}": at for name, pair in ends for end, at in zip(("low", "high"), pair, strict=True)}
-            )
-        return pd.DataFrame(records)
+        return pd.DataFrame(records(self))

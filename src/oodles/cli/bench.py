@@ -122,7 +122,7 @@ def bench(
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 
     from oodles.bench.experiment import Tables, run_tables
-    from oodles.bench.tables import print_view, rows_json
+    from oodles.bench.tables import print_table, rows_json
     from oodles.detectors import DICE, detector_list, parse
     from oodles.distributed.processes import current, own_device
     from oodles.models.deconf import cosine_layer
@@ -161,15 +161,15 @@ def bench(
         )
     if current().rank:
         return
-    views = result.views(id_set, paper=paper, groups={} if chosen is None else chosen.groups, published=published)
+    shown = result.tables(id_set, paper=paper, groups={} if chosen is None else chosen.groups, published=published)
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
     else:
-        for view in views.values():
-            print_view(console, view)
+        for each in shown.values():
+            print_table(console, each)
             console.print()
     if out is not None:
-        result.write(out, views)
+        result.write(out, shown)
 
 
 def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:

@@ -14,8 +14,8 @@ from oodles.metrics import evaluate
 from oodles.paper.analysis import contribution_moments, id_order, moments
 from oodles.paper.sweep import SWEEP_GRID
 from oodles.report.document import Figure, Section, shortened
-from oodles.report.judged import Judged, class_name, ranked
-from oodles.report.svg import inline_svg
+from oodles.report.judged import Judged, Trial, class_name, ranked
+from oodles.report.svg import draw
 
 MAX_ROWS = 10_000  # of a set, for means and variances
 MAX_UNITS, MAX_PANELS = 300, 3  # units that are drawn, OOD sets that they are drawn for
@@ -28,18 +28,15 @@ def dice_within(detector: Detector) -> LogitDetector | None:
     return next((each for each in logit if isinstance(each.sparsifier(), DICE)), None)
 
 
-def dice_section(
-    detector: LogitDetector, train: Features | None, id_set: Judged, ood: Sequence[Judged], names: Sequence[str]
-) -> Section | None:
-    """The curve over p if there are training features, the contributions if there is a head; None without both."""
-    found = [
-        None if train is None else _curve(detector, train, id_set, ood),
-        _contributions(detector, id_set, ood, names),
-    ]
-    parts = [part for part in found if part is not None]
-    if not parts:
-        return None
-    return Section("What DICE drops", tuple(text for text, _ in parts), tuple(figure for _, figure in parts))
+def dice_sections(trial: Trial) -> list[Section]:
+    """Return the curve over p if there are training features, the contributions if there is a head, for DICE."""
+    detector = dice_within(trial.detector)
+    if detector is None or not trial.ood:
+        return []
+    curve = None if trial.train is None else _curve(detector, trial.train, trial.id_set, trial.ood)
+    parts = [part for part in (curve, _contributions(detector, trial)) if part is not None]
+    texts, figures = zip(*parts, strict=True) if parts else ((), ())
+    return [Section("What DICE drops", texts, figures)] if parts else []
 
 
 def _curve(detector: LogitDetector, train: Features, id_set: Judged, ood: Sequence[Judged]) -> tuple[str, Figure]:
@@ -69,18 +66,17 @@ def _curve(detector: LogitDetector, train: Features, id_set: Judged, ood: Sequen
         "No other p of the curve is better" if best == here else f"On these OOD sets the best of the curve is {lowest}"
     )
     text += ". To choose p by these sets would be to tune on the answer; oodles select-p uses ID data and noise."
-    return text, Figure(inline_svg(figure, alternative), alternative, caption, data)
+    return text, draw(figure, alternative, caption, data)
 
 
-def _contributions(
-    detector: LogitDetector, id_set: Judged, ood: Sequence[Judged], names: Sequence[str]
-) -> tuple[str, Figure] | None:
+def _contributions(detector: LogitDetector, trial: Trial) -> tuple[str, Figure] | None:
     """What each unit adds to one class's logit, on ID rows of that class and on OOD rows; None without a head."""
+    id_set, ood = trial.id_set, trial.ood
     head = id_set.features.head
     if head is None or not id_set.features.holds("embedding") or id_set.labels is None:
         return None
     label = _common_label(id_set.labels, ood)
-    name = class_name(label, names)
+    name = class_name(label, trial.class_names)
     own = np.flatnonzero(id_set.labels == label)[:MAX_ROWS]
     sets = {f"ID, predicted {name}": id_set.features[own.tolist()]}
     sets |= {f"OOD, {each.name}": each.features[:MAX_ROWS] for each in ood[:MAX_PANELS]}
@@ -104,7 +100,7 @@ def _contributions(
         f"A unit contributes its activation times its weight for a class, here {name}, the class that is predicted "
         "most often for the OOD rows. DICE keeps the weights that contribute most on ID data."
     )
-    return text, Figure(inline_svg(figure, alternative), alternative, caption, data)
+    return text, draw(figure, alternative, caption, data)
 
 
 def _p(detector: LogitDetector) -> float:

@@ -1,12 +1,12 @@
 """A report on a guard: does it accept ID rows as it was set to, and does it reject OOD rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from oodles import plots
+from oodles.bench.tables import Cell, Column, Table
 from oodles.calibration import Threshold, calibrate
 from oodles.data.image_sets import ImageSet
 from oodles.detectors import Detector
@@ -16,13 +16,12 @@ from oodles.features import Features
 from oodles.metrics import Row, evaluate
 from oodles.paper.published import published
 from oodles.records.text import printable
-from oodles.report.dice import dice_section, dice_within
-from oodles.report.document import Cell, Column, Figure, Part, Section, Table, shortened
-from oodles.report.guard_gallery import TRAIN, Looker
-from oodles.report.judged import Judged, roc
-from oodles.report.rates import Rate
+from oodles.report.dice import dice_sections
+from oodles.report.document import Figure, Part, Rate, Section, shortened
+from oodles.report.guard_gallery import TRAIN, check_images, gallery_section
+from oodles.report.judged import Judged, Trial, roc
 from oodles.report.scored import binned, class_figure, class_table, score_edges
-from oodles.report.svg import inline_svg
+from oodles.report.svg import draw
 
 POOR = 0.7  # an AUROC below which a detector is of little use
 
@@ -50,33 +49,24 @@ def guard_part(
     names = tuple(map(printable, class_names or features.class_names))
     if {id_set, TRAIN} & {*sets}:
         raise ArgumentError(f"an OOD set is called {id_set!r} or {TRAIN!r}; choose another name")
-    looker = Looker(detector, threshold, names, train, images or {})
-    looker.check({id_set: features, **sets} | ({} if train is None else {TRAIN: train}))
+    check_images(images or {}, {id_set: features, **sets} | ({} if train is None else {TRAIN: train}))
     judged = [Judged.of(name, part, detector, threshold) for name, part in {id_set: features, **sets}.items()]
     if not len(judged[0].finite):
         raise DataError(f"{detector} gives not one ID row a finite score; are the features those it was fitted on?")
-    about = _About(detector, threshold, judged[0], judged[1:], names, train)
+    about = _About(detector, threshold, judged[0], judged[1:], names, train, images or {})
     sections = [
         about.scores(),
         *about.ood_sections(),
         *about.classes(),
-        *about.dice(),
-        looker.section(judged[0], judged[1:]),
+        *dice_sections(about),
+        gallery_section(about),
     ]
     named = title or f"Guard with {shortened(detector.spec, 60)}"
     return Part(named, about.recommendation(), about.summary(), about.facts(), tuple(sections))
 
 
-@dataclass(frozen=True, eq=False)
-class _About:
-    """A guard and the sets it was tried on."""
-
-    detector: Detector
-    threshold: Threshold
-    id_set: Judged
-    ood: Sequence[Judged]
-    names: Sequence[str]
-    train: Features | None
+class _About(Trial):
+    """What a report says about a guard and the sets it was tried on."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -91,19 +81,19 @@ class _About:
             return False
         return bool(np.isclose(calibrate(scores, known.id_rate).value, known.value, rtol=1e-5, atol=1e-7))
 
-    def facts(self) -> tuple[tuple[str, str], ...]:
+    def facts(self) -> dict[str, str]:
         """The numbers that matter most."""
-        facts = [
-            ("detector", shortened(self.detector.spec, 60)),
-            ("threshold", f"{self.threshold.value:.5g}"),
-            ("set to accept", f"{100 * self.threshold.id_rate:g} % of ID"),
-            ("ID rows accepted", str(self.id_set.rate)),
-        ]
+        facts = {
+            "detector": shortened(self.detector.spec, 60),
+            "threshold": f"{self.threshold.value:.5g}",
+            "set to accept": f"{100 * self.threshold.id_rate:g} % of ID",
+            "ID rows accepted": str(self.id_set.rate),
+        }
         if self.ood:
             accepted = [each.rate.percent for each in self.ood]
             ends = f"{min(accepted):.1f} to {max(accepted):.1f} %" if len(accepted) > 1 else f"{accepted[0]:.1f} %"
-            facts.append(("OOD rows accepted", ends))
-        return tuple(facts)
+            facts["OOD rows accepted"] = ends
+        return facts
 
     def recommendation(self) -> str:
         """What to do."""
@@ -173,7 +163,7 @@ class _About:
         )
         data = {"edges": edges.tolist(), "threshold": self.threshold.value}
         data |= {"percent": {name: values.tolist() for name, values in shares.items()}}
-        return Figure(inline_svg(figure, alternative), alternative, caption, data)
+        return draw(figure, alternative, caption, data)
 
     def _roc(self) -> Figure:
         curves = {each.name: roc(self.id_set.ranked, each.ranked) for each in self.ood}
@@ -182,12 +172,8 @@ class _About:
         areas = ", ".join(f"{row.ood_set} {100 * row.auroc:.1f} %" for row in self.rows)
         alternative = f"ROC curve of each OOD set. Areas under the curves: {areas}."
         data = {name: {"ood": curve[0].tolist(), "id": curve[1].tolist()} for name, curve in curves.items()}
-        return Figure(
-            inline_svg(figure, alternative),
-            alternative,
-            "ROC: the share of ID rows accepted against that of OOD rows, for every threshold; circles: this one.",
-            data,
-        )
+        caption = "ROC: the share of ID rows accepted against that of OOD rows, for every threshold; circles: this one."
+        return draw(figure, alternative, caption, data)
 
     def ood_sections(self) -> list[Section]:
         """The metrics on each OOD set, and of each member of an ensemble."""
@@ -202,14 +188,16 @@ class _About:
                     Cell(each.name),
                     Cell(len(each.scores)),
                     Rate(int((~each.accepted).sum()), len(each.accepted)).cell,
-                    Cell(100 * row.fpr95, ends["fpr95"], paper=None if cited is None else cited.fpr95),
-                    Cell(100 * row.auroc, ends["auroc"], paper=None if cited is None else cited.auroc),
+                    Cell(100 * row.fpr95, ends["fpr95"], published=None if cited is None else cited.fpr95),
+                    Cell(100 * row.auroc, ends["auroc"], published=None if cited is None else cited.auroc),
                 )
             )
         columns = Column("OOD set"), Column("rows", ",d"), Column("rejected, %"), Column("FPR95, %"), Column("AUROC, %")
         caption = (
             "What the guard does with OOD rows; rejected: at its threshold. Intervals: Wilson's, and from resamples"
         )
+        if any(cell.published is not None for line in cells for cell in line):
+            caption += "; in brackets the DICE paper's numbers"
         return [Section("OOD sets", (), (), (Table(caption, columns, tuple(cells)), *self._members()))]
 
     def _members(self) -> list[Table]:
@@ -225,7 +213,7 @@ class _About:
 
     def classes(self) -> list[Section]:
         """Acceptance of ID rows by predicted class, the least accepted first."""
-        rates = self.id_set.rates_by_class(self.names)
+        rates = self.id_set.rates_by_class(self.class_names)
         if len(rates) < 2:
             return []
         shown = sorted(rates, key=lambda name: (rates[name].percent, name))[:60]
@@ -237,11 +225,3 @@ class _About:
         figure = class_figure(shown, rates, wanted, "the rate that the threshold was set for")
         table = class_table(shown, rates, "Share of accepted ID rows by predicted class, the lowest first")
         return [Section("ID rows by predicted class", (text,), (figure,), (table,))]
-
-    def dice(self) -> list[Section]:
-        """Sections on DICE, if it is part of the detector."""
-        inner = dice_within(self.detector)
-        if inner is None or not self.ood:
-            return []
-        found = dice_section(inner, self.train, self.id_set, self.ood, self.names)
-        return [] if found is None else [found]

@@ -1,6 +1,6 @@
 """Features of one set with the scores that a detector gives them: what the sections on a guard are made from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +8,12 @@ import numpy.typing as npt
 import torch
 
 from oodles.calibration import Threshold
+from oodles.data.image_sets import ImageSet
 from oodles.detectors import Detector
 from oodles.explanation.findings import class_text, name_of
 from oodles.features import Features
 from oodles.metrics import Row, evaluate
-from oodles.report.rates import Rate
+from oodles.report.document import Rate
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,6 +64,19 @@ class Judged:
             return {}
         found = {int(label): self.accepted[self.labels == label] for label in np.unique(self.labels)}
         return {class_name(label, names): Rate(int(each.sum()), len(each)) for label, each in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A guard, the sets that it is tried on, the rows that it was fitted on, and the images that rows came from."""
+
+    detector: Detector
+    threshold: Threshold
+    id_set: Judged
+    ood: Sequence[Judged]
+    class_names: Sequence[str]
+    train: Features | None
+    images: Mapping[str, ImageSet]
 
 
 def ranked(scores: Floats) -> Floats:

@@ -1,17 +1,21 @@
 """A report as one HTML file that needs nothing else, and the same facts as JSON beside it."""
 
 import json
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from oodles import __version__
+from oodles.bench.tables import Table, html
 from oodles.errors import ArgumentError
 from oodles.records.files import write_bytes
 from oodles.records.text import printable
 from oodles.report.document import Part
 
+NOT_IN_JSON = ("markup", "prefix", "picture")
 MAX_BYTES = 5_000_000  # what one can mail
 SCHEMA = 1
 
@@ -48,7 +52,7 @@ def check_name(path: Path) -> None:
 
 def render(parts: tuple[Part, ...], title: str) -> str:
     """The page. Everything in it is escaped except drawings, which were made here."""
-    return _template().render(parts=parts, title=title, version=__version__)
+    return _template().render(parts=parts, title=title, version=__version__, html=html)
 
 
 @cache
@@ -70,5 +74,15 @@ def _with_fixed_spaces(value: object) -> object:
 
 
 def _json(parts: tuple[Part, ...], title: str) -> str:
-    record = {"schema": SCHEMA, "oodles": __version__, "title": title, "parts": [part.as_json() for part in parts]}
+    record = {"schema": SCHEMA, "oodles": __version__, "title": title, "parts": _plain(parts)}
     return json.dumps(record, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def _plain(each: Any) -> Any:
+    """Return parts of a report as values for JSON: all but drawings and pictures."""
+    if isinstance(each, Table):
+        return each.as_json()
+    if is_dataclass(each):
+        names = [field.name for field in fields(each) if field.name not in NOT_IN_JSON]
+        return {name: _plain(getattr(each, name)) for name in names}
+    return [_plain(part) for part in each] if isinstance(each, tuple) else each

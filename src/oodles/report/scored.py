@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles import plots
+from oodles.bench.tables import Cell, Column, Table
 from oodles.deploy.results.reading import read_rows
-from oodles.deploy.results.rows import Row as Scored
+from oodles.deploy.results.rows import Row
 from oodles.records.text import printable
-from oodles.report.document import Card, Cell, Column, Figure, Gallery, Part, Section, Table, counted, shortened
+from oodles.report.document import Card, Figure, Gallery, Part, Rate, Section, judgement_facts, shortened
 from oodles.report.pictures import Pictures
-from oodles.report.rates import Rate
-from oodles.report.svg import inline_svg
+from oodles.report.svg import draw
 from oodles.report.tally import P_BINS, Tally
 
 Array = npt.NDArray[Any]
@@ -33,14 +33,14 @@ def results_part(path: str | Path, title: str | None = None) -> Part:
     path = Path(path)
     tally = Tally.of(read_rows(path))
     name = printable(path.name)
-    facts: tuple[tuple[str, str], ...] = (
-        ("inputs", f"{tally.total:,}"),
-        ("accepted", f"{tally.accepted:,}"),
-        ("rejected", f"{tally.rejected:,}"),
-        ("not scored", f"{tally.errors.total():,}"),
-    )
+    facts = {
+        "inputs": f"{tally.total:,}",
+        "accepted": f"{tally.accepted:,}",
+        "rejected": f"{tally.rejected:,}",
+        "not scored": f"{tally.errors.total():,}",
+    }
     if tally.scored:
-        facts += (("share rejected", str(tally.rejection)),)
+        facts["share rejected"] = str(tally.rejection)
     sections = [_scores(tally), _classes(tally)] if tally.scored else []
     sections += [_errors(tally)] if tally.errors else []
     sections += [_gallery(tally)] if tally.scored else []
@@ -75,7 +75,7 @@ def _summary(tally: Tally) -> tuple[str, ...]:
         low = Rate(int(tally.p_values[: P_BINS // 20].sum()), tally.with_p_value)
         lines.append(f"{low} have a p-value below 0.05; of ID inputs it would be about 5 %.")
     if tally.errors:
-        lines.append(f"{counted(tally.errors.total(), 'input')} could not be scored: not in-distribution.")
+        lines.append(f"{tally.errors.total():,} of {tally.total:,} inputs could not be scored: not in-distribution.")
     if tally.scored:
         lines.append(
             "A rejected input is one that the network has little experience with: its prediction may still be right, "
@@ -92,7 +92,7 @@ def _scores(tally: Tally) -> Section:
         drawn = plots.p_value_bars(edges, tally.p_values)
         data = {"edges": edges.tolist(), "counts": tally.p_values.tolist()}
         caption = "P-values of the inputs. If all were in-distribution, the bars would be level with the line."
-        figures.append(Figure(inline_svg(drawn, alternative), alternative, caption, data))
+        figures.append(draw(drawn, alternative, caption, data))
     return Section("Scores", (), tuple(figures))
 
 
@@ -114,7 +114,7 @@ def _score_figure(tally: Tally) -> Figure:
     if step > 1:
         caption += f" From a sample of up to every {step}th input."
     data = {"edges": edges.tolist(), **{name: each.tolist() for name, each in counts.items()}}
-    return Figure(inline_svg(drawn, alternative), alternative, caption, data | {"lowest accepted": threshold})
+    return draw(drawn, alternative, caption, data | {"lowest accepted": threshold})
 
 
 def score_edges(values: Array) -> Array:
@@ -160,7 +160,7 @@ def class_figure(names: list[str], rates: dict[str, Rate], expected: float, of_w
     alternative = f"Share of accepted inputs for {len(drawn)} predicted classes; the lowest is {lowest}."
     caption = f"Accepted inputs by predicted class with 95 % intervals; the dashed line is {of_what}."
     data = {"classes": drawn, "accepted": percents.tolist(), "intervals": ends.tolist(), "expected": expected}
-    return Figure(inline_svg(figure, alternative), alternative, caption, data)
+    return draw(figure, alternative, caption, data)
 
 
 def _errors(tally: Tally) -> Section:
@@ -185,10 +185,9 @@ def _gallery(tally: Tally) -> Section:
     return Section("Inputs to look at", galleries=galleries)
 
 
-def _card(row: Scored, pictures: Pictures) -> Card:
+def _card(row: Row, pictures: Pictures) -> Card:
     name = row.class_name if row.class_name is not None else f"class {row.label}"
     sure = "" if row.probability is None or not math.isfinite(row.probability) else f" ({100 * row.probability:.0f} %)"
-    facts = [f"{'accepted' if row.is_id else 'rejected'}, score {row.score:.4g}"]
-    facts += [] if row.label is None and row.class_name is None else [f"predicted: {shortened(name, 40)}{sure}"]
-    facts += [] if row.p_value is None or not math.isfinite(row.p_value) else [f"p = {row.p_value:.3g}"]
-    return Card(shortened(row.path, PATH_LENGTH), tuple(facts), pictures.of_file(row.path))
+    predicted = None if row.label is None and row.class_name is None else f"{shortened(name, 40)}{sure}"
+    facts = judgement_facts(row.is_id, row.score, predicted, row.p_value)
+    return Card(shortened(row.path, PATH_LENGTH), facts, pictures.of_file(row.path))

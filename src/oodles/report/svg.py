@@ -4,13 +4,15 @@ import hashlib
 import io
 import re
 import warnings
+from collections.abc import Mapping
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawing
 
 from oodles.plots import ID_COLOUR, INK, OOD_COLOURS, STYLE
-from oodles.report.document import Drawing
+from oodles.report.document import Figure
 
 # the page defines these variables once for each theme
 VARIABLES = {INK: "currentColor", ID_COLOUR.lower(): "var(--id)"} | {
@@ -20,8 +22,8 @@ KEPT_STYLES = ("text-anchor", "font-size", "font-weight")  # of texts, whose fon
 NAMESPACE = re.compile(r"^\{[^}]*\}")
 
 
-def inline_svg(figure: Figure, alternative: str) -> Drawing:
-    """The markup of a figure to put into HTML, with what it shows in words; the same figure gives the same text.
+def draw(drawing: Drawing, alternative: str, caption: str, data: Mapping[str, Any]) -> Figure:
+    """Return a drawing as a figure of a report; the same drawing gives the same markup.
 
     Texts stay texts, black becomes the colour of the page's text, and the palette of ``oodles.plots`` becomes CSS
     variables.
@@ -31,13 +33,13 @@ def inline_svg(figure: Figure, alternative: str) -> Drawing:
     with mpl.rc_context({**STYLE, "svg.fonttype": "none"}), warnings.catch_warnings():
         # letters that Matplotlib's font does not have: the browser draws the text
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
+        drawing.savefig(content, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (written above)
     prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()
     _simplify(root, prefix, set(re.findall(rb"#([\w.]+)", content.getvalue())))
     width, height = root.get("viewBox", "0 0 1 1").split()[2:]
     root.attrib = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alternative}
-    return Drawing(ElementTree.tostring(root, encoding="unicode"), prefix)
+    return Figure(ElementTree.tostring(root, encoding="unicode"), prefix, alternative, caption, data)
 
 
 def _simplify(node: ElementTree.Element, prefix: str, referenced: set[bytes]) -> None:

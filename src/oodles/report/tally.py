@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from oodles.deploy.results.rows import Row as Scored
+from oodles.deploy.results.rows import Row
 from oodles.records.text import printable
-from oodles.report.document import shortened
-from oodles.report.rates import Rate
+from oodles.report.document import Rate, shortened
 
 Array = npt.NDArray[np.float64]
 
@@ -53,9 +52,9 @@ class Extremes:
 
     def __init__(self, most: int, key: Callable[[float], float]) -> None:
         self._most, self._key, self._seen = most, key, 0
-        self._heap: list[tuple[float, int, Scored]] = []
+        self._heap: list[tuple[float, int, Row]] = []
 
-    def add(self, row: Scored, score: float) -> None:
+    def add(self, row: Row, score: float) -> None:
         """Take an input into account."""
         self._seen += 1
         entry = (self._key(score), -self._seen, row)
@@ -64,7 +63,7 @@ class Extremes:
         elif entry[:2] > self._heap[0][:2]:
             heapq.heapreplace(self._heap, entry)
 
-    def rows(self) -> list[Scored]:
+    def rows(self) -> list[Row]:
         """The inputs, the one with the largest key first."""
         return [row for *_, row in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
@@ -83,7 +82,7 @@ class Tally:
         self.just_accepted, self.just_rejected = Extremes(8, lambda score: -score), Extremes(8, lambda score: score)
 
     @classmethod
-    def of(cls, rows: Iterable[Scored]) -> "Tally":
+    def of(cls, rows: Iterable[Row]) -> "Tally":
         """Read all rows."""
         tally = cls()
         for row in rows:
@@ -105,7 +104,7 @@ class Tally:
         """How many inputs have a p-value."""
         return int(self.p_values.sum())
 
-    def add(self, row: Scored) -> None:
+    def add(self, row: Row) -> None:
         """Take an input into account."""
         self.total += 1
         if row.error is not None or row.score is None or not math.isfinite(row.score):
@@ -136,7 +135,7 @@ class Tally:
         return accepted[0].score if highest is None or highest < accepted[0].score else None
 
 
-def _class_name(row: Scored) -> str:
+def _class_name(row: Row) -> str:
     if row.class_name is not None:
         return row.class_name
     return "no class" if row.label is None else f"class {row.label}"
