@@ -4,27 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # one process per core, with one thread each: threads of several processes would slow each other down
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# The interpreters beside our own that `make check-package` tries.
-PYTHONS ?= $(wildcard /usr/bin/python3.1[1-9] /usr/local/bin/python3.1[1-9] $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# The later interpreters that `make check-more` tries.
+PYTHONS ?= $(wildcard /usr/bin/python3.1[2-9] /usr/local/bin/python3.1[2-9] $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python)
 # What some studies need beside the extra `dev`.
 EXTRA_load := bench
 EXTRA_page_image := browser
 EXTRA_scale := ray
 EXTRA_third_party := all
 
-.PHONY: demo test check lint format docs bench fuzz study clean check-browser check-package check-ray check-serve
+.PHONY: demo test check lint format docs bench fuzz study clean check-more
 
 demo: $(VENV)/.installed
 	$(BIN)/oodles demo
 
-# Everything but what needs other environments, minutes of load, a browser or Ray: the targets check-* run those.
+# Everything but what needs other environments, minutes of load, a browser or Ray: `make check-more` runs that.
 test: $(VENV)/.with-dev
-	$(PYTEST) -n auto -m "not ray and not browser and not install and not soak"
+	$(PYTEST) --dist worksteal -m "not ray and not browser and not install and not soak"
 
 # Before a commit: lint, and all tests but the slow ones.
 check: lint
-	$(PYTEST) -n auto
+	$(PYTEST) --dist worksteal
 
 lint: $(VENV)/.with-dev
 	$(BIN)/ruff format --check .
@@ -54,21 +54,11 @@ fuzz: $(VENV)/.with-dev
 study: $(VENV)/.with-$(or $(EXTRA_$(NAME)),dev)
 	$(BIN)/python -m studies $(NAME) $(ARGS)
 
-# The service's page in headless Chromium: photographs in, verdicts out, thresholds moved, axe-core on every state.
-check-browser: $(VENV)/.with-browser
-	$(PYTEST) -m browser tests/serve/test_page.py
-
-# The wheel in environments of its own: with PyTorch the demo and a scored picture, on every other Python an exported guard.
-check-package: $(VENV)/.with-dev
-	OODLES_PYTHONS='$(PYTHONS)' $(PYTEST) -m install tests/test_packaging.py tests/serve/test_deployment.py
-
-# Two Ray workers on this machine, one of which is killed: a minute and a half, with packages of their own.
-check-ray: $(VENV)/.with-ray
-	$(PYTEST) -m ray tests/distributed/test_ray.py
-
-# The service under load for two minutes, 10,000 random bodies, connections left half-open: memory stays flat.
-check-serve: $(VENV)/.with-dev
-	$(PYTEST) -m soak -s tests/serve/test_soak.py
+# What `make test` leaves out: the wheel in environments of its own, also with other Pythons and the oldest versions allowed;
+# the service's page in headless Chromium; the service under load; two Ray workers. `make check-more MARK=ray` runs one.
+MARK ?= install or browser or soak or ray
+check-more: $(VENV)/.with-browser
+	OODLES_PYTHONS='$(PYTHONS)' $(PYTEST) --dist loadfile -m "$(MARK)"
 
 clean:
 	rm -rf $(VENV) .coverage htmlcov docs/_build docs/gallery .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -87,7 +77,7 @@ $(VENV)/.with-%: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.with-browser: $(VENV)/.installed
-	$(INSTALL) '.[dev,browser]'
+	$(INSTALL) '.[dev,browser,ray]'
 	{ command -v chromium && command -v chromedriver && command -v npm; } >/dev/null || { apt-get --quiet=2 update && \
 	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core npm; }
 	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0

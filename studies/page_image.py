@@ -1,6 +1,6 @@
 """Write ``docs/images/serve-page.png``: the page of ``oodles serve`` in a browser.
 
-The data must include ``cifar10-jpeg.zip``; Chromium must be installed (`make check-browser`).
+The data must include ``cifar10-jpeg.zip``; Chromium must be installed (`make check-more` installs it).
 """
 
 import sys

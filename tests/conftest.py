@@ -18,7 +18,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onn
 settings.register_profile("steady", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-# examples are looked for in every file, and this one needs what only `make check-browser` installs
+# examples are looked for in every file, and this one needs what only `make check-more` installs
 collect_ignore = [] if find_spec("selenium") else ["support/browser.py"]
 
 

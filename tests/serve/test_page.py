@@ -1,4 +1,4 @@
-"""The page in a real browser, on a real server with real photographs; `make check-browser` runs these."""
+"""The page in a real browser, on a real server with real photographs."""
 
 import base64
 import json

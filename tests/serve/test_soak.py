@@ -1,4 +1,4 @@
-"""Minutes of load on the real server: memory stays flat, random bodies break nothing. `make check-serve` runs these."""
+"""Load on the real server: memory stays flat, random bodies break nothing."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ from support.images import noise
 from support.serving import BOUNDARY, JPEG, JSON, form, in_parallel, photo, serving
 
 pytestmark = pytest.mark.soak
-SECONDS = float(os.environ.get("OODLES_SOAK_SECONDS", "120"))
+SECONDS = float(os.environ.get("OODLES_SOAK_SECONDS", "45"))
 GROWTH = 16  # megabytes that the process may grow by after the first quarter
 CLIENTS = 6
 
@@ -147,19 +147,19 @@ def random_body(chosen, kinds):
     return chosen.choice([path, "/score?guard=vectors", "/v2/models/vectors/infer"]), body, headers
 
 
-def test_ten_thousand_random_bodies(server):
+def test_random_bodies(server):
     kinds, statuses = requests_of_all_kinds(), Counter()
     before = server.memory()
 
     def work(number):
         chosen = random.Random(1000 + number)
         with closing(Client(server)) as client:
-            for _ in range(2_500):
+            for _ in range(1_000):
                 statuses[client.post(*random_body(chosen, kinds))] += 1
 
     in_parallel_for(4, work, 600)
     print(f"{sum(statuses.values())} bodies: {dict(statuses)}, memory from {before} to {server.memory()} MB")
-    assert sum(statuses.values()) == 10_000
+    assert sum(statuses.values()) == 4_000
     assert not [status for status in statuses if status is None or status >= 500]
     assert {200, 400, 415, 422} <= {*statuses}
     assert server.memory() - before < 64
