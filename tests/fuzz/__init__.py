@@ -1,11 +1,8 @@
 """Attacks, one kind per module: hostile files, texts and numbers, kills at bad moments. All of them are seeded.
 
-A module has ``ROUNDS`` (how many rounds ``make fuzz`` runs), ``SHORT`` (how many the tests run) and
-``run(rounds, seed, folder) -> Counter[str]``, which counts the outcomes below. A key ``"part: outcome"`` gives that
-part a row of its own in the table. Most modules define one case and leave the rest to ``tally``::
-
-    def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-        return tally(damaged_guard, rounds, seed, folder)
+A module has ``ROUNDS`` (how many rounds ``make fuzz`` runs), ``SHORT`` (how many the tests run) and ``CASES``, which
+share the rounds; a case with a name has a row of its own in the table. ``SHARES`` gives a case more or fewer rounds
+than the others, and ``SECONDS`` is how long a case may take.
 
 ``attack`` runs a module in child processes, so that a crash, a hang and a process that takes all memory are counted
 too. A child may allocate 4 GB.
@@ -20,16 +17,18 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
+
+from studies.pages import markdown_table
 
 KINDS = ("artefacts", "exported_guards", "specs", "images", "kills", "numbers", "command_lines")
 
@@ -52,9 +51,20 @@ class TooSlow(BaseException):
     """A case ran for longer than ``CASE_SECONDS``. No handler of the code under attack catches it."""
 
 
-def tally(
-    case: Case, rounds: int, seed: int, folder: Path, *, part: str = "", seconds: float = CASE_SECONDS
-) -> Counter[str]:
+def run(module: str, rounds: int, seed: int, folder: Path) -> Counter[str]:
+    """Divide the rounds among the cases of a module, and count the outcomes of each as ``"part: outcome"``."""
+    kind = import_module(module)
+    shares = {part: getattr(kind, "SHARES", {}).get(part, 1.0) for part in kind.CASES}
+    counts: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd images, few rows and odd numbers
+        for part, case in kind.CASES.items():
+            count = int(rounds * shares[part] / sum(shares.values()))
+            counts += tally(case, count, seed, folder, part, getattr(kind, "SECONDS", CASE_SECONDS))
+    return counts
+
+
+def tally(case: Case, rounds: int, seed: int, folder: Path, part: str, seconds: float) -> Counter[str]:
     """Run a case many times and count the outcomes; with a ``part``, as those of that part.
 
     An error that oodles raises on purpose and an ``OSError`` are refusals; any other exception is a traceback. Cases
@@ -102,29 +112,17 @@ def _plain(outcome: str) -> str:
     return outcome.rpartition(": ")[2]
 
 
-def attack(
-    module: str, rounds: int | None = None, seed: int = 0, minutes: float | None = None, processes: int = 1
-) -> Counter[str]:
-    """Run a module's attack in child processes: ``rounds`` of it, or its own number, or as many as fit in ``minutes``.
-
-    Rounds are divided into chunks, and chunk ``k`` has the seed ``seed + k``.
-    """
+def attack(module: str, rounds: int | None = None, seed: int = 0, processes: int = 1) -> Counter[str]:
+    """Run a module's attack in child processes, in chunks of rounds; chunk ``k`` has the seed ``seed + k``."""
     kind = import_module(module)
     size = getattr(kind, "CHUNK", CHUNK)
-    end = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)
-    total = sys.maxsize if rounds is None and minutes is not None else rounds or kind.ROUNDS
-    starts = iter(range(0, total, size))  # shared by the threads
+    total = rounds or kind.ROUNDS
 
-    def work(_: int) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for start in starts:
-            if start and time.monotonic() > end:
-                break
-            counts += _in_child(module, min(size, total - start), seed + start // size)
-        return counts
+    def work(start: int) -> Counter[str]:
+        return _in_child(module, min(size, total - start), seed + start // size)
 
     with ThreadPoolExecutor(processes) as threads:
-        return sum(threads.map(work, range(processes)), Counter())
+        return sum(threads.map(work, range(0, total, size)), Counter())
 
 
 def _in_child(module: str, rounds: int, seed: int) -> Counter[str]:
@@ -157,28 +155,20 @@ def _child(module: str, rounds: int, seed: int, folder: str, result: Connection)
     import torch
 
     torch.set_num_threads(1)
-    result.send(import_module(module).run(rounds, seed, Path(folder)))
+    result.send(run(module, rounds, seed, Path(folder)))
 
 
 def table(results: dict[str, Counter[str]]) -> str:
-    """The counts in Markdown, one row per kind, or one per part of a kind."""
-    header = ("kind", "cases", *OUTCOMES)
-    rows = [(name, counts.total(), *(counts[key] for key in OUTCOMES)) for name, counts in _parts(results)]
-    lines = [header, ("---", *["---:"] * (len(header) - 1)), *((row[0], *(f"{n:,}" for n in row[1:])) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _parts(results: dict[str, Counter[str]]) -> Iterable[tuple[str, Counter[str]]]:
+    """Return the counts in Markdown, one row for each kind, or for each part of a kind."""
+    rows = []
     for name, counts in results.items():
-        parts: dict[str, Counter[str]] = {}
-        for key, count in counts.items():
-            part, _, outcome = key.rpartition(": ")
-            parts.setdefault(part, Counter())[outcome] += count
-        for part, found in sorted(parts.items()):
-            title = name.replace("_", " ")
-            yield f"{title}: {part}" if part else title, found
+        title = name.replace("_", " ")
+        for part in sorted({key.rpartition(": ")[0] for key in counts}):
+            found = [counts[f"{part}: {outcome}" if part else outcome] for outcome in OUTCOMES]
+            rows.append([f"{title}: {part}" if part else title, *(f"{number:,}" for number in (sum(found), *found))])
+    return markdown_table(["kind", "cases", *OUTCOMES], rows)
 
 
 def bad(results: dict[str, Counter[str]]) -> int:
-    """How many outcomes must not occur."""
+    """Return how many outcomes must not occur."""
     return sum(n for counts in results.values() for key, n in counts.items() if _plain(key) not in (REFUSED, ACCEPTED))

@@ -5,7 +5,7 @@ import hashlib
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from oodles.errors import OodlesError
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 10**400, -0.0, 0.5, 1e308, -1e308, 1e-320),
     *(float("nan"), float("inf"), float("-inf"), "", "x", "\n\x1b[31m", "\ud800", "..", "../x", "/", "a" * 5000),
-    *(
-        [],
-        [[]],
-        [None] * 2000,
-        {},
-        {"": None},
-        {"class": "KNN", "arguments": {}},
-        [{"class": "MSP", "arguments": {}}] * 3,
-    ),
+    *([], [[]], [None] * 2000, {}, {"": None}, {"class": "KNN", "arguments": {}}),
+    [{"class": "MSP", "arguments": {}}] * 3,
 )
+SIZES = (0, 1, 2, 7000, 7072, 8000, 32767, 65535, 1 << 20, (1 << 31) - 1)
 
 
 def in_one_line(action: Callable[[], Any]) -> Any:
@@ -40,22 +34,28 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name != ".lock")
 
 
-def damaged(draw: random.Random, content: bytes) -> bytes:
-    """Some bits flipped, some bytes inserted, removed or repeated, or an end missing."""
+def damaged(draw: random.Random, content: bytes, places: Sequence[int] = ()) -> bytes:
+    """Flip bits, change, insert, remove or repeat bytes, or cut the end off; ``places`` says where that does harm."""
     changed = bytearray(content)
-    for _ in range(draw.choice((1, 1, 2, 10))):
-        place = draw.randrange(len(changed) + 1)
-        match draw.randrange(5):
-            case 0 if place < len(changed):
-                changed[place] ^= 1 << draw.randrange(8)
-            case 1:
-                changed[place:place] = draw.randbytes(draw.choice((1, 4, 1000)))
-            case 2:
-                del changed[place : place + draw.choice((1, 8, 1000))]
-            case 3:
+    for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
+        place = draw.choice(places) + draw.randrange(5) if places else draw.randrange(len(changed) + 1)
+        match draw.randrange(8):
+            case 0:
                 del changed[place:]
-            case _:
+            case 1:
+                changed[place:place] = draw.randbytes(draw.choice((1, 8, 300, 1000)))
+            case 2:
+                changed[place:place] = changed[place : place + draw.randrange(400)]
+            case 3:
+                changed[place : place + 4] = struct.pack(draw.choice("<>") + "I", draw.choice(SIZES))
+            case 4:
+                del changed[place : place + draw.choice((1, 8, 1000))]
+            case 5:
                 changed[place : place + 8] = draw.choice((b"\0" * 8, b"\xff" * 8, b'"', b"}"))
+            case 6 if place < len(changed):
+                changed[place] ^= 1 << draw.randrange(8)
+            case _:
+                changed[place : place + 1] = draw.randbytes(1)
     return bytes(changed)
 
 
@@ -115,14 +115,8 @@ def damaged_tensors(draw: random.Random, content: bytes) -> bytes:
         case 0:
             header = header.replace(draw.choice((b"F32", b"I64")), draw.choice((b"F64", b"BOOL", b"F8_E4M3", b"I8")))
         case 1:
-            numbers = (
-                b"[4294967296,4294967296]",
-                b"[18446744073709551615]",
-                b"[-1]",
-                b"[0,9223372036854775807]",
-                b"[1e9]",
-            )
-            header = header.replace(b'"shape":[', b'"shape":' + draw.choice(numbers) + b',"y":[', 1)
+            shape = draw.choice(([2**32, 2**32], [2**64 - 1], [-1], [0, 2**63 - 1], [1e9]))
+            header = header.replace(b'"shape":[', b'"shape":%s,"y":[' % json.dumps(shape).encode(), 1)
         case _:
             header = damaged(draw, header)
     length = draw.choice((len(header), len(header), len(header), 0, 2**63, 10**8))

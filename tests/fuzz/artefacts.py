@@ -9,8 +9,6 @@ import hashlib
 import json
 import random
 import shutil
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,7 +27,7 @@ from oodles.guard import Guard
 from oodles.network.extraction import extract
 from oodles.testing import example_features, fit_and_tune, with_passes
 
-from . import ACCEPTED, NON_FINITE, tally
+from . import ACCEPTED, NON_FINITE
 from .alterations import change_field, damaged, damaged_tensors, files, in_one_line, lose_files, sealed, strange_text
 
 ROUNDS, SHORT, CHUNK = 10_000, 90, 500
@@ -70,17 +68,6 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.fc(self.body(images))
-
-
-def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-    parts = {"detectors": rounds // 3, "guards": rounds // 3, "features": rounds - 2 * (rounds // 3)}
-    cases = {"detectors": damaged_detector, "guards": damaged_guard, "features": damaged_features}
-    counts: Counter[str] = Counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for part, count in parts.items():
-            counts += tally(cases[part], count, seed, folder, part=part)
-    return counts
 
 
 # What is attacked -------------------------------------------------------------------------------
@@ -246,3 +233,6 @@ def _replace_file(file: Path, entry: dict[str, Any], content: bytes) -> None:
     entry["sha256"] = hashlib.sha256(content).hexdigest()
     if "bytes" in entry:
         entry["bytes"] = len(content)
+
+
+CASES = {"detectors": damaged_detector, "guards": damaged_guard, "features": damaged_features}

@@ -13,11 +13,11 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 import torch
@@ -26,10 +26,9 @@ from support.command_line import MODEL, MODULE, SIZE, paint
 from oodles import cli
 from oodles.models import build_model
 
-from . import ACCEPTED, NON_FINITE, REFUSED, TRACEBACK, tally
+from . import ACCEPTED, NON_FINITE, REFUSED, TRACEBACK
 
 ROUNDS, SHORT, CHUNK = 3000, 25, 250
-SECONDS = 60.0  # a hundred epochs, if --epochs is dropped
 
 AWKWARD_MODELS = """
     import sys
@@ -57,26 +56,11 @@ AWKWARD_MODELS = """
 """
 BROKEN_MODULES = {"wrong_syntax": "def f(:", "raises": "1 / 0", "exits": "import sys; sys.exit(4)"}
 MODELS = (
-    *(
-        MODEL,
-        f"{MODEL}(3)",
-        f"{MODEL}(0)",
-        f"{MODEL}(-1)",
-        f"{MODEL}(classes=10**99)",
-        f"{MODEL}(classes='2')",
-        "math:pi",
-    ),
-    *(
-        "os:getcwd",
-        "builtins:dict(a=1)",
-        "json:loads('x')",
-        "a:b",
-        ":net",
-        "tiny_net_of_the_cli_tests",
-        "torch.nn:Linear",
-    ),
+    *(MODEL, f"{MODEL}(3)", f"{MODEL}(0)", f"{MODEL}(-1)", f"{MODEL}(classes=10**99)", f"{MODEL}(classes='2')"),
+    *("math:pi", "os:getcwd", "builtins:dict(a=1)", "json:loads('x')", "a:b", ":net", "tiny_net_of_the_cli_tests"),
     *(f"awkward:{name}" for name in ("multi_line", "with_a_key", "leaving", "silent", "not_a_number", "no_factory")),
     *("awkward:leaves", "awkward:missing", "awkward:Failing(None)", *(f"{name}:net" for name in BROKEN_MODULES)),
+    "torch.nn:Linear",
 )
 TEXTS = (
     *("", " ", "-", "--", "\n", "a\nb", "\r", "\x1b[31mred", "[red]x[/red]", "[/]", ":boom:", "%s", "{0}", "\udcff"),
@@ -102,15 +86,9 @@ SPECS = (
 DEVICES = ("cpu", "cuda", "cuda:99", "meta", "mps", "xla", "cpu:7", "privateuseone", "\n")
 OTHERS = {
     "--epochs": ("0", "-1", "1", "2", "0x10", str(10**10), str(10**23)),
-    "--id-rate": FRACTIONS,
-    "--max-ood-rate": FRACTIONS,
-    "--error": FRACTIONS,
-    "--p": FRACTIONS,
-    "--learning-rate": FRACTIONS,
-    "--mean": CHANNELS,
-    "--std": CHANNELS,
-    "--detector": SPECS,
-    "--for": SPECS,
+    **dict.fromkeys(("--id-rate", "--max-ood-rate", "--error", "--p", "--learning-rate"), FRACTIONS),
+    **dict.fromkeys(("--mean", "--std"), CHANNELS),
+    **dict.fromkeys(("--detector", "--for"), SPECS),
     "--device": DEVICES,
     "--model": MODELS,
     "--head": ("4", "0", "nothing", ""),
@@ -122,37 +100,12 @@ OTHERS = {
     "--plugin": (*BROKEN_MODULES, "json", "awkward"),
 }
 COUNTED = (
-    "--size",
-    "--resize",
-    "--batch-size",
-    "--workers",
-    "--threads",
-    "--limit",
-    "--seed",
-    "--count",
-    "--noise",
-    "--class",
-    "--false-alarm-every",
-    "--minimum",
-    "--cooldown",
-    "--window",
+    *("--size", "--resize", "--batch-size", "--workers", "--threads", "--limit", "--seed", "--count", "--noise"),
+    *("--class", "--false-alarm-every", "--minimum", "--cooldown", "--window"),
 )
 FLAGS = (
-    *(
-        "--json",
-        "--csv",
-        "--skip-bad",
-        "--resume",
-        "--check",
-        "--half",
-        "--fine",
-        "--force",
-        "--intervals",
-        "--paper",
-        "--published",
-        "--labels",
-    ),
-    *("--no-labels", "--resume", "--list"),
+    *("--json", "--csv", "--skip-bad", "--resume", "--check", "--half", "--fine", "--force", "--intervals", "--paper"),
+    *("--published", "--labels", "--no-labels", "--resume", "--list"),
 )
 
 
@@ -164,18 +117,10 @@ class Run(NamedTuple):
     err: str
 
 
-def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-    user = workspace(folder / "user")
-
-    def command_line(generator: random.Random, place: Path) -> str:
-        return judge(hostile(generator, user, place))
-
-    return tally(command_line, rounds, seed, folder, seconds=SECONDS)
-
-
-def workspace(folder: Path) -> Path:
+@cache
+def workspace() -> Path:
     """What a user has: networks, images, features and a guard; and what somebody may have slipped in."""
-    folder.mkdir()
+    folder = Path(mkdtemp(prefix="user-"))
     modules = {MODEL.partition(":")[0]: MODULE, "awkward": AWKWARD_MODELS, **BROKEN_MODULES}
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
@@ -213,7 +158,7 @@ def bases(user: Path, place: Path) -> list[list[str]]:
     network = ["--model", MODEL, "--checkpoint", user / "one.pt", *SIZE]
     train, test, odd, guard = user / "train", user / "test", user / "odd", user / "guard"
     features, held_out = user / "train-features", user / "test-features"
-    own = place / "guard"
+    own, stored = place / "guard", ["--store", place]
     lines: list[Sequence[object]] = [
         ["extract", train, "--out", place / "features", *network],
         ["extract", odd, "--out", place / "features", "--no-labels", *network],
@@ -227,33 +172,11 @@ def bases(user: Path, place: Path) -> list[list[str]]:
         ["score", guard, odd, "--out", place / "results.parquet", "--check", "--max-ood-rate", "1", *network],
         ["explain", guard, odd, "--train", features, *network],
         ["report", guard, "--features", held_out, "--ood", f"odd={features}", "--out", place / "report.html"],
-        [
-            "monitor",
-            user / "results.csv",
-            "--guard",
-            guard,
-            "--out",
-            place / "chart.svg",
-            "--state",
-            place / "state.json",
-        ],
+        ["monitor", user / "results.csv", *("--guard", guard, "--out", own / "a.svg", "--state", place / "state.json")],
         ["select", train, "--held-out", test, "--count", "3", "--detector", "msp", "--detector", "knn(3)", *network],
         ["select-p", train, "--held-out", test, "--noise", "3", *network],
         ["train", MODEL, "--data", train, "--out", place / "run", "--epochs", "1", "--batch-size", "8", *SIZE],
-        [
-            "bench",
-            *network,
-            "--train",
-            train,
-            "--test",
-            test,
-            "--ood",
-            f"odd={odd}",
-            "--store",
-            place,
-            "--detector",
-            "msp",
-        ],
+        ["bench", *network, "--train", train, "--test", test, "--ood", f"odd={odd}", "--detector", "msp", *stored],
         ["bench", "cifar10", "--data", user, "--without", "svhn"],
         ["analyze", user, "--out", place / "figures", "--p", "0.5"],
         ["data", "list", "--data", user],
@@ -263,8 +186,9 @@ def bases(user: Path, place: Path) -> list[list[str]]:
     return [list(map(str, line)) for line in lines]
 
 
-def hostile(generator: random.Random, user: Path, place: Path) -> list[str]:
+def hostile(generator: random.Random, place: Path) -> list[str]:
     """A command line with one to three changes."""
+    user = workspace()
     shutil.copytree(user / "guard", place / "guard")
     line = generator.choice(bases(user, place))
     for _ in range(generator.choice((1, 1, 2, 3))):
@@ -363,3 +287,10 @@ def _is_sound(arguments: list[str], out: str) -> bool:
     if "--csv" in arguments:
         return not re.search(r",,true$", out, re.MULTILINE)
     return not re.search(r"^ID +-?(nan|inf)", out, re.MULTILINE)
+
+
+def command_line(generator: random.Random, place: Path) -> str:
+    return judge(hostile(generator, place))
+
+
+CASES = {"": command_line}

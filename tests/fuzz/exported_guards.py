@@ -8,13 +8,11 @@ nothing whose score is not finite may be in-distribution. Opening never changes 
 """
 
 import json
+import os
 import random
 import struct
-import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Callable
-from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,7 +26,7 @@ from support import exported_guards as made
 from oodles.deploy.artefact import is_exported
 from oodles.deploy.exported import OUTPUTS, ArrayVerdict, ExportedGuard
 
-from . import ACCEPTED, NON_FINITE, tally
+from . import ACCEPTED, NON_FINITE
 from .alterations import change_field, damaged, damaged_tensors, in_one_line, lose_files, strange_text
 
 ROUNDS, SHORT, CHUNK = 10_000, 100, 1000
@@ -44,19 +42,6 @@ ARRAYS: tuple[Callable[[Array], Array], ...] = (
 SHAPES = ([], [0], [-1], [1 << 40], [1 << 62], [1 << 31, 1 << 31], [3, 3], [1] * 40)
 OPERATORS = ("Relu", "Loop", "If", "Scan", "Expand", "Reshape", "Gather", "ConstantOfShape", "Tile", "Range", "Foo", "")
 NAMES = ("../x", "/x", "guard.json/", "..\\guard.json", "guard.json\0x", "GUARD.JSON", "x.pkl", "é", "a" * 5000)
-
-
-def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-    cases = {"damaged": damaged_guard, "archives": odd_archive}
-    cases |= {"records": forged_record, "tensors": forged_tensors, "graphs": forged_graph}
-    counts: Counter[str] = Counter()
-    for kind in made.KINDS:
-        _answers(kind)  # an error here is not one that is counted
-    with warnings.catch_warnings(), chdir(mkdtemp(prefix="exported-")):
-        warnings.simplefilter("ignore")
-        for part, case in cases.items():
-            counts += tally(case, rounds // len(cases), seed, folder, part=part)
-    return counts
 
 
 # What is attacked -------------------------------------------------------------------------------
@@ -78,6 +63,8 @@ def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
     """Open what was altered and ask it; ``same`` are the outputs that have to be those of the original."""
     original, before = _answers(kind), _listing(path.parent)
     is_exported(path)
+    here = Path.cwd()
+    os.chdir(path.parent)  # what is written where the process works would be noticed
     try:
         guard = in_one_line(lambda: ExportedGuard.open(path, threads=1))
         verdicts = [in_one_line(lambda: guard(made.inputs(kind)))]
@@ -88,6 +75,7 @@ def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
         assert [each.is_id for each in verdict.explanations] == verdict.is_id.tolist()
         json.dumps([each.as_record() for each in verdict.explanations], allow_nan=False)
     finally:
+        os.chdir(here)
         assert _listing(path.parent) == before, "opening a guard changed files"
     for verdict in verdicts:
         for name in same:
@@ -98,8 +86,8 @@ def _judge(path: Path, kind: str, same: tuple[str, ...]) -> str:
 
 
 def _listing(folder: Path) -> list[tuple[str, int, float]]:
-    """Every file in a folder, beside it and where the process works, with its size and the time of its last change."""
-    paths = sorted((*folder.rglob("*"), *folder.parent.glob("*"), *Path().glob("*")))
+    """Every file in a folder and beside it, with its size and the time of its last change."""
+    paths = sorted((*folder.rglob("*"), *folder.parent.glob("*")))
     return [(str(path), found.st_size, found.st_mtime) for path in paths if (found := path.lstat())]
 
 
@@ -304,3 +292,12 @@ def _change_ends(draw: random.Random, model: onnx.ModelProto) -> None:
             model.opset_import[0].version = draw.choice((0, 1, 7, 13, 21, 999, -1))
         case _:
             model.ir_version = draw.choice((0, 1, 3, 11, 99))
+
+
+CASES = {
+    "damaged": damaged_guard,
+    "archives": odd_archive,
+    "records": forged_record,
+    "tensors": forged_tensors,
+    "graphs": forged_graph,
+}

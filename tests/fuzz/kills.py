@@ -10,7 +10,6 @@ import signal
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -30,25 +29,9 @@ from oodles.network.extraction import extract
 from oodles.records.files import LOCK
 from oodles.testing import example_features
 
-from . import ACCEPTED, tally
+from . import ACCEPTED
 
 ROUNDS, SHORT, CHUNK = 1200, 24, 120
-SHARE = {"guard.save": 10, "Features.save": 1, "extract": 1}
-
-
-def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-    cases = {"guard.save": killed_guard, "Features.save": killed_features, "extract": killed_extraction}
-    counts: Counter[str] = Counter()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a child cannot use the threads of its parent
-    try:
-        for part, share in SHARE.items():
-            counts += tally(cases[part], max(1, rounds * share // sum(SHARE.values())), seed, folder, part=part)
-    finally:
-        torch.set_num_threads(threads)
-    return counts
-
-
 # The attacks ------------------------------------------------------------------------------------
 
 
@@ -199,3 +182,7 @@ def _is_complete(store: Path) -> bool:
 def _require_same(found: Features, expected: Features) -> None:
     assert torch.equal(found.embedding, expected.embedding), "embeddings differ"
     assert torch.equal(found.logits, expected.logits), "logits differ"
+
+
+CASES = {"guard.save": killed_guard, "Features.save": killed_features, "extract": killed_extraction}
+SHARES = {"guard.save": 10.0}

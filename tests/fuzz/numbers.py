@@ -7,15 +7,14 @@ are far longer than the others must not be silent.
 
 import random
 import warnings
-from collections import Counter
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fuzz
 from oodles.calibration import Threshold
 from oodles.detectors import Detector, NetworkDetector, detector_list, drop_outliers, parse
 from oodles.errors import FitWarning
@@ -23,46 +22,25 @@ from oodles.features import Features, Head
 from oodles.guard import Guard
 from oodles.testing import example_features, fit_and_tune, with_passes
 
+from . import ACCEPTED, NON_FINITE, REFUSED
+
 ROUNDS, SHORT = 10_000, 130
 
 OTHERS = (
-    "joint_energy",
-    "mcm",
-    "react(per='unit')",
-    "rank_ensemble(detectors=('energy', 'knn'))",
-    "rank_ensemble(detectors=('ash_s', 'vim'), reduction='min')",
-    "adascale",
-    "adascale(scaled='logits')",
-    "odin",
-    "iodin",
-    "godin",
-    "rankfeat",
-    "gram(layers=('a',))",
-    "mahalanobis(layers=('a', 'b'))",
+    *("joint_energy", "mcm", "react(per='unit')", "rank_ensemble(detectors=('energy', 'knn'))"),
+    *("rank_ensemble(detectors=('ash_s', 'vim'), reduction='min')", "adascale", "adascale(scaled='logits')", "odin"),
+    *("iodin", "godin", "rankfeat", "gram(layers=('a',))", "mahalanobis(layers=('a', 'b'))"),
 )
+SPECS = [*(detector.spec for detector in detector_list()), *OTHERS]
+IN_TURN = cycle(SPECS), cycle(SPECS)
 WIDTH, CLASSES = 24, 5
 SIZES = (1e-45, 1e-40, 1e-20, 1e4, 1e10, 1e15, 1e19, 1e25, 1e30, 1e36, 3e37, 1e38, 3e38, 1e60, 1e300)
 BROKEN = (torch.nan, torch.inf, -torch.inf)
 
 
-def run(rounds: int, seed: int, folder: Path) -> Counter[str]:
-    """Every detector in turn, alternately scoring and fitting awkward rows."""
-    specs = [detector.spec for detector in detector_list()] + [*OTHERS]
-    counts: Counter[str] = Counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)
-        for number in range(rounds):
-            spec, part = specs[number // 2 % len(specs)], ("scores", "fits")[number % 2]
-
-            def case(rng: random.Random, place: Path, spec: str = spec, part: str = part) -> str:
-                return scored(spec, rng) if part == "scores" else fitted_on(spec, rng)
-
-            counts += fuzz.tally(case, 1, 10_000 * seed + number, folder, part=part)
-    return counts
-
-
-def scored(spec: str, rng: random.Random) -> str:
+def scored(rng: random.Random, place: Path) -> str:
     """A fitted detector scores awkward rows."""
+    spec = next(IN_TURN[0])
     detector, train, threshold = ready(spec)
     assert train.head is not None
     rows = awkward_rows(rng, rng.choice([torch.float16, torch.float32, torch.float64]))
@@ -72,17 +50,18 @@ def scored(spec: str, rng: random.Random) -> str:
     used = torch.cat([columns[name].to(scores.dtype) for name in detector.scores_from], dim=1)
     accepted = threshold.is_id(scores)
     if scores.isinf().any() or (accepted & ~finite(used)).any():
-        return fuzz.NON_FINITE
+        return NON_FINITE
     if not isinstance(detector, NetworkDetector):
         verdict = guard(spec, rows.dtype)(rows)
         seen = torch.cat([rows.float(), verdict.logits.float()], dim=1)
         if verdict.score.isinf().any() or (verdict.is_id & ~finite(seen)).any():
-            return fuzz.NON_FINITE
-    return fuzz.ACCEPTED if accepted.any() else fuzz.REFUSED
+            return NON_FINITE
+    return ACCEPTED if accepted.any() else REFUSED
 
 
-def fitted_on(spec: str, rng: random.Random) -> str:
+def fitted_on(rng: random.Random, place: Path) -> str:
     """A detector is fitted on rows of which a few are awkward."""
+    spec = next(IN_TURN[1])
     detector, train, _ = parse(spec), *ready(spec)[1:]
     columns = {"embedding": train.embedding, "logits": train.logits}
     columns |= {f"layer.{name}": column for name, column in train.layers.items()}
@@ -100,8 +79,8 @@ def fitted_on(spec: str, rng: random.Random) -> str:
     if learns and detector.begin() and not 1e-50 < abs(size) < 1e5:
         assert drops or any("training rows" in str(each.message) for each in caught), f"{spec}: silent"
     if not all(torch.isfinite(buffer).all() for buffer in detector.buffers()):
-        return fuzz.NON_FINITE
-    return fuzz.ACCEPTED
+        return NON_FINITE
+    return ACCEPTED
 
 
 @cache
@@ -166,3 +145,6 @@ def like(column: Tensor, rows: Tensor) -> Tensor:
 def finite(rows: Tensor) -> Tensor:
     """Which rows have no NaN and no infinite value."""
     return torch.isfinite(rows).all(dim=1)
+
+
+CASES = {"scores": scored, "fits": fitted_on}
