@@ -25,7 +25,7 @@ from oodles.data.prefetching import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head
-from oodles.store import Store, Writer
+from oodles.store import Store, Writer, bad_rows
 
 READERS = 2  # threads that read and check blocks of a store
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
@@ -330,9 +330,9 @@ class Features:
             writer.write_head(head)
             writer.manifest.update(class_names=list(self.class_names), multilabel=self.multilabel)
             per_row = sum(column.shape[1:].numel() for column in self._blocks[0].columns().values())
-            for batch in self.batches(max(1, SHARD_ELEMENTS // max(1, per_row))):
+            for number, batch in enumerate(self.batches(max(1, SHARD_ELEMENTS // max(1, per_row)))):
                 stored = to_storage({name: batch._column(name) for name in batch._names}, dtype)
-                writer.append(stored, fingerprint(stored), () if writer.shards else self._bad_rows)
+                writer.append(stored, fingerprint(stored), (number, number + 1), () if number else self._bad_rows)
             writer.finish()
 
     @classmethod
@@ -341,8 +341,7 @@ class Features:
         store = Store(Path(path))
         head = Head(**store.head) if store.head else None
         model = Classifier(head, tuple(store.manifest["class_names"]), store.manifest["multilabel"])
-        bad_rows = [row for entry in store.manifest["shards"] for row in entry["bad_rows"]]
-        return cls._trusted(store.shards, store.columns, model, bad_rows)
+        return cls._trusted(store.shards, store.columns, model, bad_rows(store.manifest))
 
 
 def _columns_of(block: Block) -> Columns:

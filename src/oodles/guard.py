@@ -34,7 +34,7 @@ from oodles.features import Features
 from oodles.functional import label_probability
 from oodles.network.classes import class_names
 from oodles.network.extraction import extract
-from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
+from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName, Pass
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
@@ -376,9 +376,9 @@ class Guard(nn.Module):
     ) -> "Guard":
         """A guard from what :func:`oodles.deploy.saving.load_guard` read in ``path``, tried on its model."""
         test = None if record["self_test"] is None else msgspec.convert(record["self_test"], SelfTest)
-        known = record["model"] is None or is_fingerprint_of(record["model"], model)
+        known = record["model"] is None or record["model"] == model_fingerprint(model)
         if not known and test is not None and test.torch != torch.__version__:
-            known = is_fingerprint_of(test.weights, model)
+            known = test.weights == model_fingerprint(model, hyperparameters=False)
         rounded = not known and test is not None and model_fingerprint(model) in test.copies
         if not known and not rounded:
             raise FileError(f"{path} guards another model: the weights or hyperparameters differ; use that model")

@@ -74,7 +74,7 @@ def write_store(path: Path, rows: int, width: int = WIDTH, classes: int = CLASSE
         writer.write_head(head.tensors())
         for shard, start in enumerate(range(0, rows, SHARD)):
             embedding, labels = rows_of(min(SHARD, rows - start), width, classes, seed=shard)
-            writer.append({"embedding": embedding.half(), "labels": labels}, inputs=str(shard))
+            writer.append({"embedding": embedding.half(), "labels": labels}, str(shard), (shard, shard + 1))
         writer.finish()
 
 

@@ -135,7 +135,7 @@ class TestOneStore:
 
     def test_a_second_run_is_arithmetic_only(self, network, bitmaps, tmp_path, monkeypatch):
         first, _ = bench(network, bitmaps, tmp_path / "s")
-        monkeypatch.setattr(ImageLoader, "_decode", lambda *_: pytest.fail("an image was decoded"))
+        monkeypatch.setattr(ImageLoader, "_prepare", lambda *_: pytest.fail("an image was decoded"))
         network.first.register_forward_hook(lambda *_: pytest.fail("the network ran"))
         assert bench(network, bitmaps, tmp_path / "s") == (first, IDLE)
         for specs in (["msp"], [ODIN], [LAYERS]):

@@ -527,21 +527,6 @@ def test_a_killed_extraction_loses_no_row_and_repeats_none(tmp_path):
     assert {file: (store / file).read_bytes() for file in listed} == kept, "complete shards are not written again"
 
 
-# Fingerprints of models -----------------------------------------------------------------------------
-
-
-def test_a_models_fingerprint_depends_on_its_weights_and_its_structure():
-    model = seeded(networks.Net)
-    before = model_fingerprint(model)
-    assert model_fingerprint(seeded(networks.Net)) == before
-    assert model_fingerprint(nn.DataParallel(model)) == before
-    assert model_fingerprint(model.train()) == before
-    assert model_fingerprint(seeded(networks.Softmax)) != before, "same weights, another class"
-    with torch.no_grad():
-        model.body.bn1.running_mean[0] += 1e-6
-    assert model_fingerprint(model) != before
-
-
 # One logit --------------------------------------------------------------------------------------
 
 

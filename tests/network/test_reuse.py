@@ -9,11 +9,9 @@ from support.snapshots import same
 from oodles.detectors import ODIN
 from oodles.errors import ArgumentError, FileError
 from oodles.network import storing
-from oodles.network.extraction import extract
-from oodles.network.reuse import extract_each
-from oodles.network.wanted import Wanted
+from oodles.network.extraction import extract, extract_each
 from oodles.steps import Step
-from oodles.store import is_store
+from oodles.store import is_store, read_manifest
 
 ROWS = 12
 SMALL, LARGE = (ODIN(epsilon=size).steps() for size in (0.1, 0.2))
@@ -46,7 +44,7 @@ def store(tmp_path):
 
 
 def test_everything_is_extracted_in_one_pass_and_one_more_for_each_step(model, store):
-    wanted = [Wanted(), Wanted(["first"]), Wanted(steps=SMALL), Wanted(["first", "second"], LARGE)]
+    wanted = [((), ()), (["first"], ()), ((), SMALL), (["first", "second"], LARGE)]
     found = run(model, wanted, store)
     assert passes(model) == [3, 1], "both steps have the same objective, so one gradient serves them"
     assert all(part is found[0] for part in found)
@@ -57,24 +55,24 @@ def test_everything_is_extracted_in_one_pass_and_one_more_for_each_step(model, s
 
 
 def test_a_store_with_more_is_used_as_it_is(model, store):
-    (whole,) = run(model, [Wanted(["first", "second"], SMALL)], store)
+    (whole,) = run(model, [(["first", "second"], SMALL)], store)
     passes(model)
-    for wanted in (Wanted(), Wanted(["second"]), Wanted(["second", "first"]), Wanted(["first"], SMALL)):
+    for wanted in (((), ()), (["second"], ()), (["second", "first"], ()), (["first"], SMALL)):
         (part,) = run(model, [wanted], store)
         same(part, whole)
-        same(extract(model, loader_of(), layers=wanted.layers, steps=wanted.steps, store=store), whole)
+        same(extract(model, loader_of(), layers=wanted[0], steps=wanted[1], store=store), whole)
     assert passes(model) == [0, 0]
 
 
 def test_only_what_is_missing_is_extracted(model, store):
-    run(model, [Wanted(["first"], SMALL)], store)
+    run(model, [(["first"], SMALL)], store)
     passes(model)
-    plain, old, new = run(model, [Wanted(), Wanted(["first"], SMALL), Wanted(["second"])], store)
+    plain, old, new = run(model, [((), ()), (["first"], SMALL), (["second"], ())], store)
     assert passes(model) == [1, 0], "the step is not run again"
     assert (plain is old, set(new.layers)) == (True, {"second"})
-    run(model, [Wanted(["second"]), Wanted(steps=LARGE)], store)
+    run(model, [(["second"], ()), ((), LARGE)], store)
     assert passes(model) == [2, 1], "nor is the layer, in a store of its own"
-    run(model, [Wanted(["second"]), Wanted(steps=LARGE), Wanted(["first"])], store)
+    run(model, [(["second"], ()), ((), LARGE), (["first"], ())], store)
     assert passes(model) == [0, 0]
     assert len(list(store.parent.glob("passes/*/set"))) == 2
 
@@ -83,28 +81,18 @@ def test_a_step_learned_from_other_rows_is_another_step(model, store):
     def moved(identity):
         return Step("s", lambda columns: columns["logits"].amax(dim=1), 0.1, identity=identity)
 
-    run(model, [Wanted(steps=[moved("one")])], store)
+    run(model, [((), [moved("one")])], store)
     passes(model)
-    run(model, [Wanted(steps=[moved("two")])], store)
+    run(model, [((), [moved("two")])], store)
     assert passes(model) == [2, 1]
     with pytest.raises(ArgumentError, match="two detectors fitted on different rows need the step 's'"):
-        run(model, [Wanted(steps=[moved("one")]), Wanted(steps=[moved("two")])])
-
-
-def test_stores_of_the_earlier_layout_are_recognised(model, store):
-    extract(model, loader_of(), store=store)
-    extract(model, loader_of(), layers=["first"], steps=SMALL, store=store.parent / "passes" / "0123456789ab" / "set")
-    passes(model)
-    plain, deep = run(model, [Wanted(), Wanted(["first"], SMALL)], store)
-    assert passes(model) == [0, 0]
-    assert plain.layers == {}
-    assert set(deep.layers) == {"first", SMALL[0].name}
+        run(model, [((), [moved("one")]), ((), [moved("two")])])
 
 
 def test_another_model_or_other_inputs_are_refused_also_for_what_was_added(model, store):
-    run(model, [Wanted()], store)
-    run(model, [Wanted(["first"])], store)
-    for wanted in (Wanted(), Wanted(["first"])):
+    run(model, [((), ())], store)
+    run(model, [(["first"], ())], store)
+    for wanted in (((), ()), (["first"], ())):
         with pytest.raises(FileError, match="another model"):
             run(smooth(seed=1), [wanted], store)
         with pytest.raises(FileError, match="extracted from other inputs"):
@@ -121,14 +109,14 @@ def test_an_unfinished_store_is_continued_by_what_began_it_and_left_alone_by_oth
         yield from batches[:2]
         raise KeyboardInterrupt
 
-    wanted = Wanted(["first"], SMALL)
+    wanted = (["first"], SMALL)
     with pytest.raises(KeyboardInterrupt):
         run(model, [wanted], store, interrupted())
     passes(model)
-    (other,) = run(model, [Wanted(["second"])], store, batches)
+    (other,) = run(model, [(["second"], ())], store, batches)
     assert passes(model) == [3, 0]
     assert set(other.layers) == {"second"}
-    assert not wanted.is_in(store)
+    assert not read_manifest(store)["complete"]
     (resumed,) = run(model, [wanted], store, batches)
     assert passes(model) == [2, 1], "only the last batch"
     (whole,) = run(model, [wanted], None, batches)
@@ -139,5 +127,5 @@ def test_an_unfinished_store_is_continued_by_what_began_it_and_left_alone_by_oth
 
 def test_nothing_is_left_of_an_extraction_that_fails_at_once(model, store):
     with pytest.raises(ArgumentError, match="nowhere"):
-        run(model, [Wanted(["nowhere"])], store)
+        run(model, [(["nowhere"], ())], store)
     assert not is_store(store)

@@ -1,6 +1,5 @@
-"""Stores that are recognised without reading an image, gaps that other processes left, and stores of older versions."""
+"""Stores that are recognised without reading an image, and gaps that other processes left."""
 
-import json
 import os
 import re
 
@@ -15,7 +14,6 @@ from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, FileError
-from oodles.features import Features
 from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.records.files import write_record
@@ -156,7 +154,7 @@ def test_what_is_no_type_for_mixed_precision_is_refused():
         extract(seeded(networks.Net), [pictures(2)], amp=torch.int8)
 
 
-# Gaps, and stores of older versions ---------------------------------------------------------------
+# Gaps, and other schemas --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -185,18 +183,11 @@ def test_batches_that_are_missing_in_the_middle_are_computed(shards, kept):
     assert {file: (shards / file).read_bytes() for file in content} == content
 
 
-def test_a_store_of_an_older_version_is_recognised_and_continued(shards):
-    """Without the numbers of batches and without a stamp, its shards numbered one after another."""
-    old = [
-        {key: value for key, value in entry.items() if key != "batches"} for entry in read_manifest(shards)["shards"]
-    ]
-    manifest = json.loads((shards / "manifest.json").read_text())
-    manifest = {name: value for name, value in manifest.items() if name not in ("seal", "stamp")}
-    manifest["about"].pop("amp")
-    for complete, count in ((True, 4), (False, 2)):
-        write_record(shards / "manifest.json", {**manifest, "complete": complete, "shards": old[:count]})
-        model = seeded(networks.Net)
-        features = extract(model, batched(20, 5), store=shards)
-        assert (model.body.calls == 0) is complete
-        same(features, extract(seeded(networks.Net), batched(20, 5)))
-    assert Features.load(shards).bad_rows == ()
+def test_a_store_of_another_schema_or_with_missing_fields_is_refused(shards):
+    manifest = read_manifest(shards)
+    incomplete = [{key: value for key, value in entry.items() if key != "batches"} for entry in manifest["shards"]]
+    for changes, message in (({"schema": 2}, "has schema 2, this version"), ({"shards": incomplete}, "`batches`")):
+        rewrite(shards, **changes)
+        with pytest.raises(FileError, match=message):
+            extract(seeded(networks.Net), batched(20, 5), store=shards)
+        write_record(shards / "manifest.json", manifest)

@@ -16,9 +16,8 @@ from oodles.detectors.network_detector import is_tuned, layers_of, steps_of, tun
 from oodles.distributed.processes import current
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
-from oodles.network.reuse import extract_each
+from oodles.network.extraction import extract_each
 from oodles.network.taps import unwrap
-from oodles.network.wanted import Wanted
 from oodles.selection.tuning import MAX_IMAGES, tune
 from oodles.store import is_store
 
@@ -69,12 +68,12 @@ def fit_on_sets(
         if isinstance(sets[name], Features):
             raise ArgumentError(f"{name} is features, which model= is not needed for; give loaders, or no model")
         loader = _loader(sets[name], preprocessing, labels=name in ID_SETS, skip_bad=skip_bad)
-        wanted = [Wanted(layers_of([each]), () if name == TRAIN else steps_of([each])) for each in detectors]
-        tell(_announcement(name, loader, Wanted.union(wanted)))
+        requests = [(layers_of([each]), () if name == TRAIN else steps_of([each])) for each in detectors]
+        tell(_announcement(name, loader, len(layers_of(detectors)), 0 if name == TRAIN else len(steps_of(detectors))))
         parts = extract_each(
             model,
             loader,
-            [Wanted(), *wanted],
+            [((), ()), *requests],
             labels=labels if name in ID_SETS else False,
             store=None if home is None else home / name,
             note=loader.images.name if isinstance(loader, ImageLoader) else "",
@@ -161,7 +160,7 @@ def _tuning_images(loader: Any) -> Any:
     return ImageLoader(images, loader.transform, skip_bad=loader.skip_bad, batch_size=loader.batch_size)
 
 
-def _announcement(name: str, loader: Any, wanted: Wanted) -> str:
+def _announcement(name: str, loader: Any, layers: int, steps: int) -> str:
     count = f": {len(loader.images):,} images" if isinstance(loader, ImageLoader) else ""
-    passes = f", with {len(wanted.layers)} inner layers and {len(wanted.steps)} input steps" if any(wanted) else ""
+    passes = f", with {layers} inner layers and {steps} input steps" if layers or steps else ""
     return f"{name}{count}{passes}"

@@ -56,7 +56,7 @@ def fit(
     from oodles.distributed.processes import current
     from oodles.features import Features
     from oodles.guard import Guard
-    from oodles.network.fingerprints import is_fingerprint_of
+    from oodles.network.fingerprints import model_fingerprint
     from oodles.records.files import read_key
     from oodles.selection.fitting import fit_and_calibrate
     from oodles.store import read_manifest
@@ -67,7 +67,7 @@ def fit(
     held_out = None if calibration is None else Features.load(calibration)
     about = read_manifest(features)["about"]
     network = None if model is None else load_model(model, checkpoint)
-    if network is not None and not is_fingerprint_of(about.get("model", ""), network):
+    if network is not None and about.get("model") != model_fingerprint(network):
         raise DataError(f"{features} has features of another model than --model {model}; extract them from this one")
     if calibration is None:
         notice(

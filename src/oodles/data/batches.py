@@ -29,11 +29,12 @@ class BatchReader:
     A batch is a tensor, a tuple of inputs, or a mapping of keyword arguments; labels come last in a tuple, or in a pair
     with the inputs, or under the key ``labels`` or ``label``. What ``forward`` can take decides what is an input:
     ``(a, b)`` are an input and labels unless ``forward`` requires two arguments. ``labels`` says where labels are if
-    that is not so.
+    that is not so. ``relabel`` has the model's number of each class of the loader, if they differ.
     """
 
-    def __init__(self, model: nn.Module, labels: LabelsAt = True) -> None:
+    def __init__(self, model: nn.Module, labels: LabelsAt = True, relabel: Tensor | None = None) -> None:
         self.labels = labels
+        self._relabel = relabel
         self._position = labels if isinstance(labels, int) and not isinstance(labels, bool) else None
         self._model = type(model).__name__
         self._takes = _Takes.of(model)
@@ -43,8 +44,11 @@ class BatchReader:
         check_gives_batches(loader)
         for batch in _batches_of(loader):
             inputs, labels = self.split(batch)
-            unused = labels is None or self.labels is False or not wanted
-            yield inputs, None if unused else as_labels(labels, len(inputs))
+            if labels is None or self.labels is False or not wanted:
+                yield inputs, None
+                continue
+            classes = as_labels(labels, len(inputs))
+            yield inputs, classes if self._relabel is None else self._relabel[classes]
 
     def split(self, batch: Any) -> tuple[Inputs, Any]:
         """The model's inputs and the labels (or None) of one batch."""

@@ -1,34 +1,42 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
+import hashlib
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from oodles.columns import LAYER, Columns, check_precision
+from oodles.columns import LAYER, Columns, as_stored, check_precision, rows_not_finite
 from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError
-from oodles.features import Features
-from oodles.network.batch_columns import BatchColumns, OnBad, check_some_good, same_columns
-from oodles.network.classes import class_names, label_map
-from oodles.network.fingerprints import is_fingerprint_of, model_fingerprint
+from oodles.features import Features, Head
+from oodles.network.classes import class_names, folder_names, label_map
+from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
+from oodles.network.perturbation import run_with_steps
 from oodles.network.progress import Advance, progress_bar
-from oodles.network.storing import into_store, open_store
+from oodles.network.storing import check_some_good, into_store, open_store, same_columns
 from oodles.network.taps import eval_mode, unwrap
-from oodles.network.wanted import Wanted
-from oodles.steps import Step
+from oodles.records.files import Record
+from oodles.steps import Step, distinct_steps
 from oodles.store import is_store, read_manifest
 
+OnBad = Literal["raise", "mark"]
+"""What to do about an input for which the network gives NaN or infinite values."""
+Request = tuple[Sequence[str], Sequence[Step]]
+"""The inner layers and the input steps whose results are kept."""
+
+MORE = "passes"  # the folder beside a store for columns that were requested later
 AMP = (torch.bfloat16, torch.float16)
 
 
@@ -105,21 +113,19 @@ def extract(
     if on_bad not in (choices := get_args(OnBad)):
         raise ArgumentError(f"on_bad={on_bad!r} must be one of {', '.join(map(repr, choices))}")
     network = unwrap(model)
-    relabel = None if labels is False else label_map(network, loader, classes)
     with eval_mode(model, device) as target, _naming_dead_workers():
-        run = BatchColumns(
-            forward=ForwardPass(network, head, layers, optional_head=optional_head),
-            on_first=on_first,
-            reader=BatchReader(network, labels),
-            steps=tuple(steps),
-            device=target,
-            batch_size=batch_size,
-            relabel=relabel,
-            declared_multilabel=multilabel,
-            dtype=dtype,
-            on_bad=on_bad,
-            declared_names=class_names(network, None if labels is False else loader, classes),
-            amp=amp,
+        run = Run(
+            ForwardPass(network, head, layers, optional_head=optional_head),
+            BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
+            target,
+            tuple(steps),
+            batch_size,
+            amp,
+            dtype,
+            on_bad,
+            class_names(network, None if labels is False else loader, classes),
+            multilabel,
+            on_first,
         )
         with progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
             if store is None:
@@ -127,10 +133,10 @@ def extract(
             with processes.raise_together():
                 processes.all_gather(None)  # an extraction that failed may still be leaving the store
                 about = {
-                    "model": _fingerprint(network, Path(store)),
+                    "model": model_fingerprint(network),
                     "head": head,
                     "optional_head": optional_head,
-                    **Wanted(layers, steps).record_in(Path(store)),
+                    **_record_in(Path(store), (layers, steps)),
                     "dtype": str(dtype),
                     "labels": labels,
                     "classes": None if classes is None else list(map(str, classes)),
@@ -150,13 +156,163 @@ def extract(
     return _warn_of_bad_rows(Features.load(store))
 
 
-def _fingerprint(network: nn.Module, store: Path) -> str:
-    """The fingerprint of the network; a store that has an older kind of it keeps that."""
-    stored = read_manifest(store)["about"].get("model") if is_store(store) else None
-    return stored if stored and is_fingerprint_of(stored, network) else model_fingerprint(network)
+def extract_each(
+    model: nn.Module, loader: Iterable[Any], requests: Sequence[Request], *, store: Path | None = None, **options: Any
+) -> list[Features]:
+    """Return, for each request, features that have its layers and steps; all that no store has is extracted together.
+
+    What ``store`` lacks is written to a store of its own, ``passes/<digest>/<name>`` beside it. Both are searched the
+    next time, so nothing is extracted twice. ``options`` are passed to :func:`oodles.extract`.
+    """
+    if store is None:
+        layers, steps = _union(requests)
+        return [extract(model, loader, layers=layers, steps=steps, **options)] * len(requests)
+    stores = [store, *sorted(folder / store.name for folder in (store.parent / MORE).glob("*"))]
+    found = [next((path for path in stores if _holds(path, request)), None) for request in requests]
+    missing = _union([request for request, path in zip(requests, found, strict=True) if path is None])
+    new = store if not is_store(store) or _stored(store) == _record(missing) else _beside(store, missing)
+    opened: dict[Path | None, Features] = {}
+    for request, path in zip(requests, found, strict=True):
+        if path not in opened:
+            layers, steps = missing if path is None else request
+            opened[path] = extract(model, loader, layers=layers, steps=steps, store=path or new, **options)
+    return [opened[path] for path in found]
 
 
-def _in_memory(run: BatchColumns, loader: Iterable[Any], advance: Advance) -> Features:
+def _union(requests: Sequence[Request]) -> Request:
+    layers = dict.fromkeys(name for names, _ in requests for name in names)
+    return tuple(layers), distinct_steps(step for _, steps in requests for step in steps)
+
+
+def _record(request: Request) -> Record:
+    """Describe layers by name, and steps by name and identity."""
+    layers, steps = request
+    return {"layers": list(layers), "steps": [[step.name, step.identity] for step in steps]}
+
+
+def _stored(store: Path) -> Record:
+    about = read_manifest(store)["about"]
+    return {kind: about.get(kind, []) for kind in ("layers", "steps")}
+
+
+def _holds(store: Path, request: Request) -> bool:
+    """Return whether a store is complete and has all that is requested; it may have more."""
+    if not is_store(store) or not read_manifest(store)["complete"]:
+        return False
+    stored = _stored(store)
+    return all(each in stored[kind] for kind, parts in _record(request).items() for each in parts)
+
+
+def _record_in(store: Path, request: Request) -> Record:
+    """Describe what is extracted to ``store``: a complete store that has more is described as it is."""
+    return _stored(store) if _holds(store, request) else _record(request)
+
+
+def _beside(store: Path, request: Request) -> Path:
+    layers, steps = request
+    named = [*layers, *(f"{step.name} {step.identity}" for step in steps)]
+    return store.parent / MORE / hashlib.sha256("\n".join(named).encode()).hexdigest()[:12] / store.name
+
+
+@dataclass(frozen=True)
+class Run:
+    """The network of an extraction, and what is kept of each batch of its loader."""
+
+    forward: ForwardPass
+    reader: BatchReader
+    device: torch.device
+    steps: tuple[Step, ...]
+    batch_size: int | None
+    amp: torch.dtype | None
+    dtype: torch.dtype
+    on_bad: OnBad
+    names: tuple[str, ...]
+    declared_multilabel: bool | None
+    on_first: Callable[[Inputs], None] | None
+
+    def batches(self, loader: Iterable[Any], advance: Advance) -> Generator[tuple[Inputs, Tensor | None]]:
+        """The loader's batches, with labels as numbers of the model's classes."""
+        for number, (inputs, labels) in enumerate(self.reader.read(loader)):
+            if number == 0 and self.on_first is not None:
+                self.on_first(inputs)
+            yield inputs, labels
+            advance(len(inputs))
+
+    def locate(self, inputs: Inputs) -> None:
+        """Locate the last layer on the first batch of the loader, in full precision."""
+        self.forward.find_head(self.forward.pieces(inputs.to(self.device), self.batch_size)[0])
+
+    def good_rows(self, inputs: Inputs, labels: Tensor | None, place: str | int) -> tuple[Columns, list[int]]:
+        """What is kept of one batch, as it is stored, and which of its inputs are left out.
+
+        ``place`` is the number of the batch's first input, or names the batch.
+        """
+        kept = as_stored(self._columns(inputs, labels), self.dtype)
+        bad = rows_not_finite(kept)
+        if bad and self.on_bad == "raise":
+            kind = " as float16, whose largest number is 65504" if self.dtype == torch.float16 else ""
+            first = f"input {place + bad[0]}" if isinstance(place, int) else f"input {bad[0]} of {place}"
+            raise DataError(
+                f"{len(bad)} of {len(inputs)} inputs of a batch give NaN or infinite values{kind}, the first is {first}"
+                '; check that input and the model\'s output for it, or leave such inputs out with on_bad="mark"'
+            )
+        if bad:
+            good = torch.ones(len(inputs), dtype=torch.bool)
+            good[bad] = False
+            kept = {name: column[good] for name, column in kept.items()}
+        return kept, bad
+
+    def _columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
+        """The columns of one batch of the loader, on the CPU."""
+        pieces = []
+        for part in self.forward.pieces(inputs.to(self.device), self.batch_size):
+            self.forward.find_head(part)
+            with nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp):
+                pieces.append(run_with_steps(self.forward, part, self.steps).columns)
+        columns = {name: torch.cat([piece[name].float().cpu() for piece in pieces]) for name in pieces[0]}
+        if labels is not None and labels.ndim == 2:
+            if labels.shape[1] != columns["logits"].shape[1]:
+                raise DataError(
+                    f"the loader gave zeros and ones {tuple(labels.shape)} as labels, but the model has "
+                    f"{columns['logits'].shape[1]} classes; pass labels= with the key or position of the labels in a "
+                    "batch, or labels=False"
+                )
+            if not self.multilabel:
+                raise DataError(
+                    f"the loader gave labels {tuple(labels.shape)} of zeros and ones; pass multilabel=True if an input "
+                    "may have several classes, else give class indices (labels.argmax(dim=1))"
+                )
+        elif labels is not None:
+            columns["labels"] = labels.cpu()
+        return columns
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an input may have several classes; known after the first batch."""
+        return self.forward.multilabel if self.declared_multilabel is None else self.declared_multilabel
+
+    def head(self) -> Head | None:
+        """The last layer, once it has been found."""
+        head = self.forward.feature_head()
+        return None if head is None else head.to("cpu")
+
+    def class_names(self, classes: int, loader: object) -> tuple[str, ...]:
+        """The names of the classes; folders that do not match the classes are reported and give no names."""
+        names, folders = self.names, folder_names(loader)
+        if len(names) in (0, classes):
+            return names
+        if names != folders:
+            raise ArgumentError(f"classes= has {len(names)} names, but the model has {classes} classes; name each")
+        warnings.warn(
+            f"{len(names)} class folders were numbered 0 to {len(names) - 1}, but the model has {classes} classes, so "
+            "labels may be wrong; give the model's class names (classes=, --classes) or no labels (labels=False, "
+            "--no-labels)",
+            stacklevel=4,
+        )
+        return ()
+
+
+def _in_memory(run: "Run", loader: Iterable[Any], advance: Advance) -> Features:
     kept: list[Columns] = []
     bad: list[int] = []
     names: tuple[str, ...] = ()
@@ -169,7 +325,7 @@ def _in_memory(run: BatchColumns, loader: Iterable[Any], advance: Advance) -> Fe
             seen += len(inputs)
             same_columns(kept[0], kept[-1])
             if len(kept) == 1:
-                names = run.names(kept[0]["logits"].shape[1], loader)
+                names = run.class_names(kept[0]["logits"].shape[1], loader)
     if not kept:
         raise DataError(NO_BATCH)
     check_some_good(seen, bad)

@@ -30,11 +30,6 @@ def model_fingerprint(model: nn.Module, *, dtype: torch.dtype | None = None, hyp
     return hashlib.sha256((structure + fingerprint(tensors)).encode()).hexdigest()
 
 
-def is_fingerprint_of(stored: str, model: nn.Module) -> bool:
-    """Whether ``stored`` is the model's fingerprint; earlier versions wrote it without hyperparameters."""
-    return any(stored == model_fingerprint(model, hyperparameters=full) for full in (True, False))
-
-
 def _hyperparameters(module: nn.Module) -> str:
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
         return ""  # they show device and precision, and their tensors are part of the fingerprint

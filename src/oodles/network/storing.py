@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,11 +21,13 @@ from oodles.data.inputs import Inputs
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS
-from oodles.network.batch_columns import BatchColumns, check_some_good, same_columns
 from oodles.network.progress import Advance
 from oodles.records.files import Record
 from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
+
+if TYPE_CHECKING:
+    from oodles.network.extraction import Run
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 ALL_INPUTS = (
@@ -67,7 +69,7 @@ def open_store(
     with processes.raise_together():
         if processes.rank == 0:
             with Writer(path, about, note) as writer, processes.raise_together(), _marking_failure(path, processes):
-                recognised = writer.complete and stamp is not None and writer.manifest.get("stamp") == stamp
+                recognised = writer.complete and stamp is not None and writer.manifest["stamp"] == stamp
                 processes.all_gather((writer.manifest, recognised))
                 yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
         else:
@@ -92,7 +94,7 @@ def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
         raise
 
 
-def into_store(run: BatchColumns, loader: Iterable[Any], sharing: Sharing, advance: Advance, stamp: str | None) -> None:
+def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: Advance, stamp: str | None) -> None:
     """Go through the loader once: batches already stored are compared by content, the others computed and appended."""
     writer, plan = sharing.writer, _Plan.of(loader, sharing)
     stored = list(plan.stored)
@@ -112,7 +114,7 @@ def into_store(run: BatchColumns, loader: Iterable[Any], sharing: Sharing, advan
                     _check_alike(run, inputs if plan.share else None, digest, sharing.processes)
             if number in plan.others:
                 continue
-            begins = _begins(stored, number)
+            begins = bool(stored) and stored[0]["batches"][0] == number
             if shard.columns and (number != shard.stop or begins):
                 shard.close(run, writer)
             if not shard.rows or shard.closed:
@@ -130,7 +132,7 @@ def into_store(run: BatchColumns, loader: Iterable[Any], sharing: Sharing, advan
             place = seen - len(inputs) if sharing.processes.size == 1 else f"batch {number}"
             shard.keep(*run.good_rows(inputs, labels, place), len(inputs))
             if isinstance(writer, Writer) and not noted:
-                names = run.names(shard.columns[0]["logits"].shape[1], loader)
+                names = run.class_names(shard.columns[0]["logits"].shape[1], loader)
                 writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
                 noted = True
             if shard.is_full():
@@ -181,7 +183,7 @@ class _Plan:
         if processes.size == 1:
             return cls(loader, itertools.count(), sharing.shards)
         total = _agreed_length(loader, processes)
-        every = _with_batches(sharing.path, sharing.shards, sharing.complete, getattr(loader, "batch_size", None))
+        every = sharing.shards
         missing = sorted(set(range(total)) - _numbers(every))
         if every and every[-1]["batches"][1] > total:
             raise _other_data(sharing.path, every[-1]["file"])
@@ -208,27 +210,12 @@ def _agreed_length(loader: Iterable[Any], processes: Processes) -> int:
     return length
 
 
-def _with_batches(path: Path, shards: Sequence[Record], complete: bool, batch_size: int | None) -> list[Record]:
-    """The stored shards with the numbers of their batches, which older versions did not record."""
-    counted: list[Record] = []
-    first = 0
-    for entry in shards:
-        inputs = entry["rows"] + len(entry["bad_rows"])
-        whole = batch_size and (inputs % batch_size == 0 or (complete and entry is shards[-1]))
-        if entry["batches"] is None and not whole:
-            raise FileError(f"{path} was begun by one process of an older version; continue it with one")
-        batches = entry["batches"] or (first, first - (-inputs // (batch_size or 1)))
-        counted.append({**entry, "batches": batches})
-        first = batches[1]
-    return counted
-
-
 def _numbers(shards: Sequence[Record]) -> set[int]:
     """The numbers of the batches that some shards consist of."""
     return {number for entry in shards for number in range(*entry["batches"])}
 
 
-def _check_alike(run: BatchColumns, inputs: Inputs | None, digest: str, processes: Processes) -> None:
+def _check_alike(run: "Run", inputs: Inputs | None, digest: str, processes: Processes) -> None:
     """Raise unless all processes have the same first batch, and those with work to do find the same last layer."""
     if inputs is not None:
         run.locate(inputs)
@@ -277,7 +264,7 @@ class _Shard:
         per_row = sum(column.shape[1:].numel() for column in self.columns[0].values())
         return self.rows * per_row >= SHARD_ELEMENTS or time.monotonic() - self.begun >= SHARD_SECONDS
 
-    def close(self, run: BatchColumns, writer: Writer | Part) -> None:
+    def close(self, run: "Run", writer: Writer | Part) -> None:
         """Write the shard."""
         columns = {name: torch.cat([part[name] for part in self.columns]) for name in self.columns[0]}
         head = run.head()
@@ -285,13 +272,8 @@ class _Shard:
             check_columns(columns, None if head is None else head.shape)
         if isinstance(writer, Writer):
             writer.write_head(head.tensors() if head is not None else {})
-        writer.append(columns, self.digest.hexdigest(), self.bad, (self.first, self.stop))
+        writer.append(columns, self.digest.hexdigest(), (self.first, self.stop), self.bad)
         self.closed, self.columns = True, []
-
-
-def _begins(stored: Sequence[Record], number: int) -> bool:
-    """Whether the next stored shard begins with this batch; those of older versions follow each other."""
-    return bool(stored) and (stored[0]["batches"] is None or stored[0]["batches"][0] == number)
 
 
 def _finish(writer: Writer, files: Iterable[str]) -> None:
@@ -315,3 +297,20 @@ def _other_data(path: Path, where: str) -> FileError:
         f"{path} was extracted from other inputs, in another order or in other batch sizes; they differ at {where}. "
         "Use a loader that does not shuffle and the same batch size, or another store"
     )
+
+
+def check_some_good(inputs: int, bad: Sequence[int]) -> None:
+    """Raise if every input is bad."""
+    if len(bad) == inputs:
+        raise DataError(f"all {inputs} inputs give NaN or infinite values; check the model and the preprocessing")
+
+
+def same_columns(first: Columns, other: Columns) -> None:
+    """Raise unless both have the same columns of the same widths."""
+    if first.keys() != other.keys():
+        differing = ", ".join(sorted(first.keys() ^ other.keys()))
+        raise DataError(f"some batches have {differing} and some do not; all batches must have the same parts")
+    for name, column in first.items():
+        if column.shape[1:] != other[name].shape[1:]:
+            widths = f"{tuple(column.shape[1:])} and {tuple(other[name].shape[1:])}"
+            raise DataError(f"{name} has different widths in different batches, {widths}; is it per input?")

@@ -10,11 +10,7 @@ def first_difference(stored: Any, asked: Any, name: str = "") -> tuple[str, str,
     if stored == asked:
         return None
     if isinstance(stored, dict) and isinstance(asked, dict):
-        keys = [
-            key
-            for key in sorted(stored.keys() | asked.keys())
-            if (key in stored and key in asked) or not _says_nothing(stored.get(key, asked.get(key)))
-        ]
+        keys = sorted(stored.keys() | asked.keys())
         pairs = [(stored.get(key), asked.get(key), f"{name}.{key}" if name else key) for key in keys]
     elif isinstance(stored, list) and isinstance(asked, list) and len(f"{stored}{asked}") > 2 * SHORT:
         if len(stored) != len(asked):
@@ -23,10 +19,6 @@ def first_difference(stored: Any, asked: Any, name: str = "") -> tuple[str, str,
     else:
         return name, *_shorten(str(stored), str(asked))
     return next(filter(None, (first_difference(*pair) for pair in pairs)), None)
-
-
-def _says_nothing(value: object) -> bool:
-    return value is None or value is False or value in ("", [], {})
 
 
 def _shorten(first: str, second: str) -> tuple[str, str]:

@@ -15,11 +15,10 @@ from oodles.detectors.network_detector import NetworkDetector
 from oodles.errors import DataError, NotFittedError
 from oodles.features import Features
 from oodles.network.classes import folder_names
+from oodles.network.extraction import extract_each
 from oodles.network.forward import HeadName
 from oodles.network.perturbation import FGSM_SIZE, channel_bounds, fgsm, movable
-from oodles.network.reuse import extract_each
 from oodles.network.taps import unwrap
-from oodles.network.wanted import Wanted
 
 MAX_IMAGES = 1000  # images used: 500 to learn from and 500 to choose by
 
@@ -58,16 +57,16 @@ def tune(
     for detector in untuned:
         if detector.learns_from and detector.shape_ is None:
             raise NotFittedError(f"{detector} has not been fitted; call .fit(features) before tuning it")
-    wanted = {detector: Wanted(detector.layers, detector.trials()) for detector in untuned}
+    wanted = {detector: (detector.layers, detector.trials()) for detector in untuned}
     against = [detector for detector in untuned if detector.learns_against]
     # a store has the labels that there are, so that it serves any detector; else they are read if they are needed
     labelled = labels is not False and (bool(against) or store is not None)
-    moved_for = f"tuning {untuned[0].spec}" if against or any(each.steps for each in wanted.values()) else ""
+    moved_for = f"tuning {untuned[0].spec}" if against or any(steps for _, steps in wanted.values()) else ""
     reader = BatchReader(unwrap(model), labels if labelled else False)
     images = _HeldOut(reader, loader, max_images, bool(against), moved_for)
     options |= {"head": head, "device": device, "progress": False}
     home = None if store is None else store / "held_out"
-    plain, *held_out = extract_each(model, images, [Wanted(), *wanted.values()], store=home, labels=labelled, **options)
+    plain, *held_out = extract_each(model, images, [((), ()), *wanted.values()], store=home, labels=labelled, **options)
     adversarial: dict[NetworkDetector, Features] = {}
     if against:
         home = None if store is None else store / "adversarial"

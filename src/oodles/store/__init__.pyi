@@ -1,3 +1,4 @@
+from .manifest import bad_rows as bad_rows
 from .manifest import is_store as is_store
 from .manifest import read_manifest as read_manifest
 from .manifest import stored_rows as stored_rows

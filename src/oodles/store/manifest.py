@@ -22,8 +22,8 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 class Entry(Struct, forbid_unknown_fields=True):
     """A shard in the manifest.
 
-    ``batches`` are the number of its first batch of the loader and of the first one after it. With them, ``bad_rows``
-    are counted from the shard's first input until the store is complete, and then from the first of all.
+    ``batches`` are the number of its first batch of the loader and of the first one after it. ``bad_rows`` are counted
+    from the shard's first input.
     """
 
     file: str
@@ -31,8 +31,8 @@ class Entry(Struct, forbid_unknown_fields=True):
     bytes: Annotated[int, Meta(ge=0, le=1 << 50)]
     sha256: Digest
     inputs: str
-    bad_rows: list[Count] = []
-    batches: tuple[Count, Count] | None = None
+    bad_rows: list[Count]
+    batches: tuple[Count, Count]
 
 
 class Manifest(Fields):
@@ -44,9 +44,9 @@ class Manifest(Fields):
     columns: list[str]
     head: TensorFile | None
     shards: list[Entry]
-    class_names: list[str] = []  # noqa: RUF012 - msgspec copies it
-    multilabel: bool = False
-    stamp: str = ""
+    class_names: list[str]
+    multilabel: bool
+    stamp: str
 
 
 class PartFields(Fields):
@@ -83,8 +83,18 @@ def read_manifest(path: Path) -> Record:
 
 
 def stored_rows(manifest: Record) -> int:
-    """How many rows are in the shards of a manifest."""
+    """Return how many rows are in the shards of a manifest."""
     return sum(entry["rows"] for entry in manifest["shards"])
+
+
+def bad_rows(manifest: Record) -> list[int]:
+    """Return the numbers of the inputs that have no row, counted from the first of all."""
+    bad: list[int] = []
+    first = 0
+    for entry in manifest["shards"]:
+        bad += [first + row for row in entry["bad_rows"]]
+        first += entry["rows"] + len(entry["bad_rows"])
+    return bad
 
 
 def is_store(path: Path) -> bool:

@@ -44,15 +44,15 @@ class _Appending:
         self,
         columns: Mapping[str, Tensor],
         inputs: str,
+        batches: tuple[int, int],
         bad_rows: Sequence[int] = (),
-        batches: tuple[int, int] | None = None,
     ) -> None:
         """Write one shard, then the record that lists it; ``inputs`` is the digest of the images it came from.
 
-        ``bad_rows`` are those among them that have no row, and ``batches`` the loader's batches that they are in.
+        ``batches`` are the loader's batches that they are in, and ``bad_rows`` those among them that have no row.
         If that fails, for example because the disk is full, the shards before it stay as they were.
         """
-        file = f"shard-{batches[0] if batches else len(self.shards):05d}.safetensors"
+        file = f"shard-{batches[0]:05d}.safetensors"
         path = self.path / file
         # cloned because safetensors refuses tensors that share memory
         whole = {name: column.contiguous().clone() for name, column in columns.items()}
@@ -88,9 +88,8 @@ class Writer(_Appending):
     """Appends shards to a store under a lock; an unfinished store is continued.
 
     ``about`` says what the rows are (the model's fingerprint, the head, the dtype, ...), in plain values. A store that
-    was begun with another ``about`` is refused, so that rows of different models are never mixed; a key that only one
-    of the two has is no difference if its value is None, False or empty, since older stores lack newer keys. With
-    ``restart`` an unfinished store is begun again.
+    was begun with another ``about`` is refused, so that rows of different models are never mixed. With ``restart`` an
+    unfinished store is begun again.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], note: str = "", *, restart: bool = False) -> None:
@@ -191,16 +190,11 @@ class Writer(_Appending):
 
     def finish(self) -> None:
         """Mark the store complete."""
-        shards, first = [], 0
-        for entry in self.shards:
-            bad = [first + row for row in entry["bad_rows"]] if entry["batches"] else entry["bad_rows"]
-            shards.append({**entry, "bad_rows": bad})
-            first += entry["rows"] + len(bad)
-        self._record({"shards": shards, "complete": True})
+        self._record({"complete": True})
 
     def stamp(self, stamp: str) -> None:
         """Record by what the loader of a complete store is recognised without reading its inputs."""
-        if stamp != self.manifest.get("stamp", ""):
+        if stamp != self.manifest["stamp"]:
             self._record({"stamp": stamp})
 
     def _begin(self) -> Record:
@@ -218,10 +212,13 @@ class Writer(_Appending):
             "columns": [],
             "head": None,
             "shards": [],
+            "class_names": [],
+            "multilabel": False,
+            "stamp": "",
         }
         write_record(self.path / MANIFEST, manifest)
         return manifest
 
 
 def _first_batch(entry: Record) -> int:
-    return entry["batches"][0] if entry["batches"] else -1  # as older versions wrote it: those come first, in order
+    return int(entry["batches"][0])
