@@ -14,7 +14,12 @@ from oodles.extras import PACKAGES, needed_by
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # what installs it, if that has another name
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "prometheus_client": "prometheus-client", "starlette": "fastapi"}
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "prometheus_client": "prometheus-client",
+    "starlette": "fastapi",
+    "fastapi_offline": "fastapi-offline",
+}
 
 
 def required(entries):

@@ -18,6 +18,7 @@ PACKAGES = {
     "ray": ("Ray Data", "ray"),
     "pandas": ("pandas", "dataframe"),
     "fastapi": ("FastAPI", "serve"),
+    "fastapi_offline": ("fastapi-offline", "serve"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -18,14 +17,6 @@ from oodles.serve.batching import Batcher
 BAD = -1
 
 
-@dataclass
-class Doubled:
-    values: list[int]
-
-    def part(self, start: int, stop: int) -> "Doubled":
-        return Doubled(self.values[start:stop])
-
-
 class Network:
     """Doubles every number, or fails if one of them is BAD, once ``open`` is set; remembers what it was given."""
 
@@ -33,13 +24,13 @@ class Network:
         self.open = threading.Event()
         self.batches: list[tuple[int, list[list[int]]]] = []
 
-    def __call__(self, key: int, parts: Sequence[Arrays]) -> Doubled:
+    def __call__(self, key: int, parts: Sequence[Arrays]) -> list[list[int]]:
         assert self.open.wait(60)
         rows = [part["x"].tolist() for part in parts]
         self.batches.append((key, rows))
         if BAD in chain(*rows):
             raise ValueError("a bad row")
-        return Doubled([2 * value for part in rows for value in part])
+        return [[2 * value for value in part] for part in rows]
 
 
 def inputs(values: list[int]) -> Arrays:
@@ -55,7 +46,7 @@ items = st.lists(
 @given(items=items, max_batch=st.integers(1, 8))
 def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]], max_batch: int) -> None:
     network = Network()
-    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=max_batch, max_wait=0.0)
+    batcher: Batcher[int, list[int]] = Batcher(network, max_batch=max_batch, max_wait=0.0)
     # while the network waits with this one, the others collect
     first = batcher.submit(9, inputs([7]))
     while not first.running():
@@ -65,7 +56,7 @@ def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]
     assert all(cancelled)
     network.open.set()
     batcher.close()
-    assert first.result(0) == Doubled([14])
+    assert first.result(0) == [14]
     for future, (_, values, cancel) in zip(futures, items, strict=True):
         if cancel:
             with pytest.raises(CancelledError):
@@ -74,7 +65,7 @@ def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]
             with pytest.raises(ValueError, match="a bad row"):
                 future.result(0)
         else:
-            assert future.result(0) == Doubled([2 * value for value in values])  # the slow twin
+            assert future.result(0) == [2 * value for value in values]  # the slow twin
     asked = [(key, values) for key, values, cancel in items if not cancel]
     for key, batch in network.batches[1:]:
         assert len(batch) == 1 or sum(map(len, batch)) <= max_batch
@@ -86,14 +77,14 @@ def test_every_input_gets_its_own_answer(items: list[tuple[int, list[int], bool]
 def test_a_batch_is_run_as_soon_as_it_is_full() -> None:
     network = Network()
     network.open.set()
-    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=4, max_wait=60.0)
+    batcher: Batcher[int, list[int]] = Batcher(network, max_batch=4, max_wait=60.0)
     futures = [batcher.submit(0, inputs([n])) for n in range(4)]
-    assert [future.result(30) for future in futures] == [Doubled([2 * n]) for n in range(4)]
+    assert [future.result(30) for future in futures] == [[2 * n] for n in range(4)]
     assert network.batches == [(0, [[0], [1], [2], [3]])]
     waiting = batcher.submit(0, inputs([5]))
     assert not waiting.done()
     batcher.close()
-    assert waiting.result(0) == Doubled([10]), "closing answers what waits"
+    assert waiting.result(0) == [10], "closing answers what waits"
     with pytest.raises(RuntimeError, match="closed"):
         batcher.submit(0, inputs([1]))
 
@@ -101,6 +92,6 @@ def test_a_batch_is_run_as_soon_as_it_is_full() -> None:
 def test_an_input_waits_for_others_only_so_long() -> None:
     network = Network()
     network.open.set()
-    batcher: Batcher[int, Doubled] = Batcher(network, max_batch=100, max_wait=0.05)
-    assert batcher.submit(0, inputs([1])).result(30) == Doubled([2])
+    batcher: Batcher[int, list[int]] = Batcher(network, max_batch=100, max_wait=0.05)
+    assert batcher.submit(0, inputs([1])).result(30) == [2]
     batcher.close()

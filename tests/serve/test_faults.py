@@ -206,12 +206,10 @@ def test_values_that_are_not_finite_are_refused(server):
         text = json.dumps({"inputs": [tensor]}).encode()
         headers = {"Inference-Header-Content-Length": str(len(text))}
         reply = server.ask("POST", "/v2/models/vectors/infer", text + rows.tobytes(), headers)
-        assert (reply.status, "NaN or infinite" in reply.error) == (422, True)
-    for text in ("NaN", "Infinity", "1e400"):
+        assert (reply.status, "NaN" in reply.error) == (422, True)
+    for text in ("NaN", "Infinity", "1e400", "1e300"):
         body = f'{{"inputs": {{"{name}": [[{text}, 1, 1, 1, 1]]}}}}'.encode()
-        assert server.score(body, "?guard=vectors", JSON).status in (400, 422)
-    reply = server.score_json({"inputs": {name: [[1e300, 1, 1, 1, 1]]}}, "?guard=vectors")
-    assert (reply.status, "too large for float32" in reply.error) == (422, True)
+        assert server.score(body, "?guard=vectors", JSON).status == 400
 
 
 def test_tensors_of_another_type_are_refused(server):

@@ -318,13 +318,6 @@ def test_why_shows_what_dice_keeps_and_what_each_member_says(page, guards, photo
     assert values == sorted(values)
 
 
-def test_a_guard_that_explains_nothing_still_scores(page, photographs):
-    page.script("state.guard.explains = false")
-    page.choose(photographs[:1])
-    page.wait("#verdict", "The score")
-    page.wait("#why", "exported without")
-
-
 def test_inputs_that_are_no_pictures_are_written_as_json(page):
     page.script(CHOOSE, "vectors")
     assert not page.one("#drop").is_displayed()

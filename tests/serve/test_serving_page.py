@@ -13,7 +13,8 @@ from support.serving import TOKEN, photo, serving
 from support.site import DOCS, blocks
 
 from oodles.deploy.exported import OUTPUTS, ExportedGuard
-from oodles.serve.answers import REFUSALS
+from oodles.serve.bodies import ERRORS
+from oodles.serve.service import STATE_SECONDS
 from oodles.serve.settings import Settings
 
 PAGE = DOCS / "serving.md"
@@ -113,22 +114,22 @@ def test_every_status_is_in_the_table():
         for row in re.findall(r"^\| ([\d, ]+) \|", PAGE.read_text(), re.MULTILINE)
         for number in row.split(",")
     }
-    assert table == {*REFUSALS, 403}
+    assert table == {*ERRORS}
 
 
 def test_defaults_are_those_of_the_program():
     text, settings = PAGE.read_text(), Settings()
     for row in (
-        f"| `--max-mb` | {settings.body_bytes // 1_000_000} |",
-        f"| `--max-megapixels`, `--max-side` | {settings.pixels // 1_000_000}, {settings.side:,} |",
-        f"| `--max-images` | {settings.images} |",
+        f"| `--max-mb` | {settings.max_mb:g} |",
+        f"| `--max-megapixels`, `--max-side` | {settings.max_megapixels:g}, {settings.max_side:,} |",
+        f"| `--max-images` | {settings.max_images} |",
         f"| `--concurrency` | {settings.concurrency} |",
         f"| `--queue` | {settings.queue} |",
         f"| `--max-batch`, `--max-wait-ms` | {settings.max_batch}, {settings.max_wait_ms:g} |",
-        f"| `--timeout` | {settings.seconds:g} s |",
-        f"| `--drain` | {settings.drain_seconds:g} s |",
-        f"within `--reload` seconds ({settings.reload_seconds:g})",
-        f"written every {settings.state_seconds:g} seconds",
+        f"| `--timeout` | {settings.timeout:g} s |",
+        f"| `--drain` | {settings.drain:g} s |",
+        f"within `--reload` seconds ({settings.reload:g})",
+        f"written every {STATE_SECONDS:g} seconds",
     ):
         assert row in text, row
 

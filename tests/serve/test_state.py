@@ -54,7 +54,7 @@ def test_killed_under_load_and_started_again(guards, tmp_path):
     assert json.loads(state.read_text())["inputs"] == kept.inputs + 1
     state.write_bytes(state.read_bytes()[:-40])
     with serving(*arguments) as server:
-        assert server.wait_for("monitoring begins anew", level="warning")["guard"] == "images"
+        assert server.wait_for("monitor reset", level="warning")["guard"] == "images"
         assert server.get(MONITOR).json["inputs"] == 0
 
 

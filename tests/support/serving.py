@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from hypothesis import strategies as st
 from PIL import Image
 from support.images import noise
 
@@ -221,6 +222,13 @@ def refused_start(*arguments: object, **others: str) -> str:
 
 
 # What is sent -------------------------------------------------------------------------------------
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(10**18, 10**25),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+"""Values that JSON can have."""
 
 
 def encoded(picture: "np.ndarray[Any, Any] | Image.Image", kind: str = "PNG", **options: Any) -> bytes:

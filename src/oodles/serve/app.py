@@ -1,54 +1,60 @@
-"""The ASGI application: routes, refusals, and who may call what."""
+"""The ASGI application: routes, pages, errors, who may call what, and what every request gets."""
 
 import asyncio
+import re
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oodles import __version__
-from oodles.errors import OodlesError
-from oodles.serve import guard_routes, protocol_routes, score_routes
-from oodles.serve.answers import refusal, service_of
-from oodles.serve.docs_page import describe_api
-from oodles.serve.envelope import Envelope
-from oodles.serve.logs import LOGGER
-from oodles.serve.page import read_page
-from oodles.serve.problems import CLIENT_GONE, Problem, problem_with_inputs
-from oodles.serve.service import Service
+from oodles.errors import FileError, OodlesError
+from oodles.serve import protocol, routes
+from oodles.serve.bodies import REFERENCE, REQUESTS, ErrorBody
+from oodles.serve.pages import add_docs, read_page
+from oodles.serve.service import Service, Serving
+from oodles.serve.telemetry import LOGGER, Telemetry, log
 
-DESCRIPTION = "Says of each input whether a classifier should be trusted with it."
-HTML = "text/html; charset=utf-8"
+CLIENT_GONE = 499  # the status, in logs and metrics alone, of a request whose client did not wait for the answer
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
+QUIET = ("/v2/health/live", "/v2/health/ready", "/metrics")  # asked every few seconds by machines
+Credentials = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(HTTPBearer(auto_error=False, description="The service's token, if it has one.")),
+]
 
 
 class _App(FastAPI):
-    """FastAPI, whose description promises an answer of its own to wrong parameters, which here get ours."""
+    """FastAPI, with a description of the bodies that routes read by themselves."""
 
     def openapi(self) -> dict[str, Any]:
-        """The description of all routes."""
+        """Describe all routes."""
         if self.openapi_schema is None:
-            described = super().openapi()
-            for name in ("HTTPValidationError", "ValidationError"):
-                described["components"]["schemas"].pop(name, None)
-            for about in (about for methods in described["paths"].values() for about in methods.values()):
-                if "HTTPValidationError" in str(about["responses"].get("422")):
-                    del about["responses"]["422"]
+            kinds = [(each, "validation") for each in REQUESTS]
+            _, bodies = models_json_schema(kinds, ref_template=REFERENCE)  # type: ignore[arg-type]
+            super().openapi()["components"]["schemas"] |= bodies["$defs"]
         return super().openapi()
 
 
 def make_app(service: Service) -> ASGIApp:
-    """The application for a service, which is closed when the application ends."""
+    """Make the application for a service, which is closed when the application ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
-        task = asyncio.create_task(service.look_after())
+        task = asyncio.create_task(service.run_maintenance())
         try:
             yield
         finally:
@@ -60,44 +66,44 @@ def make_app(service: Service) -> ASGIApp:
     app = _App(
         title="oodles",
         version=__version__,
-        description=DESCRIPTION,
-        docs_url=None,  # ours needs no script from elsewhere
+        description="Tells you when not to trust a prediction.",
+        docs_url=None,  # FastAPI's would load scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.service = service
-    app.include_router(protocol_routes.health)
-    for routes in (score_routes, guard_routes, protocol_routes):
-        app.include_router(routes.router, dependencies=[Depends(_authorised)])
+    app.include_router(protocol.health)
+    for router in (routes.router, protocol.router):
+        app.include_router(router, dependencies=[Depends(_authorise)])
+    add_docs(app)
     _add_pages(app)
-    _add_refusals(app)
-    if service.settings.origins:
+    _add_error_handlers(app)
+    if service.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=service.settings.origins,
+            allow_origins=service.settings.cors_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    return Envelope(app, service.telemetry)
+    return RequestLog(app, service.telemetry)
 
 
-async def _authorised(request: Request) -> None:  # asynchronous, or each call would be sent to a thread
-    """Refuse a request without the service's token; probes, metrics and pages without data need none."""
-    service_of(request).check_token(request.headers.get("authorization"))
+async def _authorise(service: Serving, credentials: Credentials) -> None:
+    """Raise for a request without the service's token; probes, metrics and pages without data need none."""
+    token = service.settings.token
+    given = "" if credentials is None else credentials.credentials
+    if token is not None and not secrets.compare_digest(given.encode("latin-1", "replace"), token.encode()):
+        message = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
+        raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
 
 def _add_pages(app: FastAPI) -> None:
-    """What is looked at rather than called: the page, the description of the API, and the metrics."""
+    """Add what is looked at rather than called: the page and the metrics."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        html, policy = read_page("index.html")
-        return Response(html, headers={"Content-Security-Policy": policy}, media_type=HTML)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        html, policy = describe_api(app.openapi())
-        return Response(html, headers={"Content-Security-Policy": policy}, media_type=HTML)
+        html, policy = read_page()
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
     @app.get(
         "/metrics",
@@ -105,39 +111,89 @@ def _add_pages(app: FastAPI) -> None:
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    async def metrics(request: Request) -> Response:
+    async def metrics(service: Serving) -> Response:
         """Requests, inputs by verdict, batches, times, and what monitors know."""
-        return Response(service_of(request).telemetry.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.telemetry.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_refusals(app: FastAPI) -> None:
-    """Whatever goes wrong, the client gets one line of JSON."""
+def _add_error_handlers(app: FastAPI) -> None:
+    """Answer whatever goes wrong with one line of JSON."""
 
-    @app.exception_handler(Problem)
-    async def refuse(request: Request, problem: Problem) -> Response:
-        return refusal(request, problem)
+    def answer(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+        body = ErrorBody(error=message, request_id=request.state.request_id)
+        # after 408 and 413 the rest of the body is not worth reading
+        closing = {"Connection": "close"} if status in (408, 413) else {}
+        return Response(body.model_dump_json(), status, {**closing, **(headers or {})}, media_type="application/json")
+
+    @app.exception_handler(StarletteError)
+    async def refuse(request: Request, error: StarletteError) -> Response:
+        unknown = error.status_code == 404 and error.detail == "Not Found"
+        message = "there is nothing at this address; GET /docs lists what there is" if unknown else error.detail
+        return answer(request, error.status_code, message, dict(error.headers or {}))
 
     @app.exception_handler(OodlesError)
     async def refuse_inputs(request: Request, error: OodlesError) -> Response:
-        return refusal(request, problem_with_inputs(error))
+        # of inputs that the guard does not take, or that ask too much of its files
+        return answer(request, 422 if isinstance(error, FileError) else 400, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def refuse_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refusal(request, Problem(400, f"the parameter {first['loc'][-1]!r} is wrong: {first['msg']}"))
-
-    @app.exception_handler(HTTPException)
-    async def refuse_address(request: Request, error: HTTPException) -> Response:
-        message = "there is nothing at this address; GET /docs lists what there is" if error.status_code == 404 else ""
-        answer = refusal(request, Problem(error.status_code, message or str(error.detail)))
-        answer.headers.update(error.headers or {})
-        return answer
+        return answer(request, 400, f"the parameter {first['loc'][-1]!r} is wrong: {first['msg']}")
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(request: Request, _: ClientDisconnect) -> Response:
-        return refusal(request, Problem(CLIENT_GONE, "the client is gone"))
+        return answer(request, CLIENT_GONE, "the client is gone")
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        LOGGER.error("unexpected error", exc_info=error, extra={"fields": {"request_id": request.state.request_id}})
-        return refusal(request, Problem(500, "a bug in oodles; the log of the service has more under the request's id"))
+        request_id = request.state.request_id
+        LOGGER.error("unexpected error", exc_info=error, extra={"fields": {"request_id": request_id}})
+        return answer(request, 500, f"internal error; search the log for request_id={request_id}")
+
+
+class RequestLog:
+    """Middleware that gives each request an id, headers that browsers heed, a line in the log, and metrics."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self.app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = CLIENT_GONE  # unless an answer begins
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *HEADERS]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_headers)
+        finally:
+            self._record(scope, request_id, status, time.perf_counter() - began)
+
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")  # never the address itself, of which there are many
+        self._telemetry.requests.labels(route, str(status)).inc()
+        self._telemetry.seconds.labels(route).observe(seconds)
+        if route in QUIET and status < 400:
+            return
+        log(
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            path=scope["path"][:200],
+            status=status,
+            ms=round(1000 * seconds, 1),
+            **scope["state"].get("about", {}),
+        )

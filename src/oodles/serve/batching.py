@@ -6,20 +6,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, TypeVar
 
 from oodles.deploy.artefact import Arrays, rows_of
 
-
-class Divisible(Protocol):
-    """What a batch is answered with, one entry per row."""
-
-    def part(self, start: int, stop: int) -> Self:
-        """The answer to some of the rows."""
-
-
 Key = TypeVar("Key", bound=Hashable)
-Answer = TypeVar("Answer", bound=Divisible)
+Answer = TypeVar("Answer")
 
 
 @dataclass(eq=False)
@@ -29,21 +21,22 @@ class _Item(Generic[Key, Answer]):
     future: "Future[Answer]" = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
-    @property
-    def rows(self) -> int:
-        return rows_of(self.inputs)
-
 
 class Batcher(Generic[Key, Answer]):
     """Collects inputs with equal keys for up to ``max_wait`` seconds or ``max_batch`` rows, then runs them together.
 
-    ``run(key, inputs)`` is called by one thread and answers all rows. If it fails for several inputs together, each is
-    run alone, so that only the one that is to blame fails. While a batch runs, the next one collects, so under load
-    batches fill without waiting.
+    ``run(key, inputs)`` is called by one thread and returns one answer per element of ``inputs``. If it fails for
+    several together, each is run alone, so that only the one that is to blame fails. While a batch runs, the next one
+    collects, so under load batches fill without waiting.
     """
 
     def __init__(
-        self, run: Callable[[Key, Sequence[Arrays]], Answer], *, max_batch: int, max_wait: float, name: str = ""
+        self,
+        run: Callable[[Key, Sequence[Arrays]], Sequence[Answer]],
+        *,
+        max_batch: int,
+        max_wait: float,
+        name: str = "",
     ) -> None:
         self._run = run
         self._max_batch = max_batch
@@ -78,27 +71,28 @@ class Batcher(Generic[Key, Answer]):
                 self._answer(started)
 
     def _next_batch(self) -> list[_Item[Key, Answer]]:
-        """The oldest input and those that can be run with it; nothing once the batcher is closed."""
+        """Wait for the oldest input and those that can be run with it; empty once the batcher is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return []
-            until = self._waiting[0].arrived + self._max_wait
-            while not self._closed and self._rows_ready() < self._max_batch and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+            first = self._waiting[0]
+
+            def full() -> bool:
+                same = (rows_of(item.inputs) for item in self._waiting if item.key == first.key)
+                return self._closed or sum(same) >= self._max_batch
+
+            self._changed.wait_for(full, first.arrived + self._max_wait - time.monotonic())
             return self._take()
 
-    def _rows_ready(self) -> int:
-        key = self._waiting[0].key
-        return sum(item.rows for item in self._waiting if item.key == key)
-
     def _take(self) -> list[_Item[Key, Answer]]:
-        first = self._waiting.popleft()
-        taken, rows, others = [first], first.rows, deque[_Item[Key, Answer]]()
+        taken: list[_Item[Key, Answer]] = []
+        rows, others = 0, deque[_Item[Key, Answer]]()
         for item in self._waiting:
-            if item.key == first.key and rows + item.rows <= self._max_batch:
+            more = rows + rows_of(item.inputs)
+            if not taken or (item.key == taken[0].key and more <= self._max_batch):
                 taken.append(item)
-                rows += item.rows
+                rows = more
             else:
                 others.append(item)
         self._waiting = others
@@ -106,7 +100,7 @@ class Batcher(Generic[Key, Answer]):
 
     def _answer(self, batch: list[_Item[Key, Answer]]) -> None:
         try:
-            answer = self._run(batch[0].key, [item.inputs for item in batch])
+            answers = self._run(batch[0].key, [item.inputs for item in batch])
         except Exception as error:  # of whatever runs the network; the thread must go on
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
@@ -114,7 +108,5 @@ class Batcher(Generic[Key, Answer]):
             for item in batch:
                 self._answer([item])
             return
-        start = 0
-        for item in batch:
-            item.future.set_result(answer.part(start, start + item.rows))
-            start += item.rows
+        for item, answer in zip(batch, answers, strict=True):
+            item.future.set_result(answer)

@@ -1,43 +1,122 @@
-"""The bodies of answers as the API describes them at /docs and /openapi.json."""
+"""The bodies of requests and answers: what is read and written, and what /docs and /openapi.json describe."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Answer(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorBody(_Answer):
+# Requests -----------------------------------------------------------------------------------------
+
+
+class ScoreRequest(_Strict):
+    """Either the model's inputs by name, or texts."""
+
+    inputs: dict[str, Any] | None = Field(default=None, description="The model's inputs by name, as nested lists.")
+    texts: list[str] | None = Field(default=None, min_length=1)
+
+
+class ThresholdRequest(_Strict):
+    """A new threshold."""
+
+    value: float = Field(allow_inf_nan=False)
+
+
+# those of the Open Inference Protocol may have fields that are not used here
+class RequestTensor(BaseModel):
+    """An input with its numbers, or with the number of its bytes after the JSON (`binary_data_size`)."""
+
+    name: str
+    shape: list[int] = Field(json_schema_extra={"items": {"type": "integer", "minimum": 0}})
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = {}
+
+
+class RequestOutput(BaseModel):
+    """An output that is asked for; as bytes after the JSON with `binary_data`."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferenceRequest(BaseModel):
+    """Tensors to run a guard on."""
+
+    id: str | None = None
+    inputs: list[RequestTensor] = Field(min_length=1)
+    outputs: list[RequestOutput] | None = None
+    parameters: dict[str, Any] = {}
+
+
+REQUESTS = (ScoreRequest, ThresholdRequest, InferenceRequest)
+REFERENCE = "#/components/schemas/{model}"
+BINARY = {"type": "string", "format": "binary"}
+
+
+def describe_body(model: type[BaseModel], **others: Any) -> dict[str, Any]:
+    """Describe what a route takes that reads its body itself: JSON of this model, or ``others`` by content type.
+
+    FastAPI would read a body before the token is checked, and without limits.
+    """
+    content = {"application/json": {"$ref": REFERENCE.format(model=model.__name__)}, **others}
+    described = {kind: {"schema": schema} for kind, schema in content.items()}
+    return {"requestBody": {"required": True, "content": described}}
+
+
+# Answers ------------------------------------------------------------------------------------------
+
+
+class ErrorBody(_Strict):
     """Why a request was refused."""
 
     error: str = Field(description="One line: the object, the fact and the remedy.")
     request_id: str
 
 
-class InputError(_Answer):
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The body is empty, malformed, or has other inputs than the guard takes.",
+        401: "The token is missing or wrong.",
+        403: "The service has no token, so nothing can be changed.",
+        404: "There is no guard of this name.",
+        408: "The body did not arrive in time.",
+        413: "The body, an image or the number of inputs is too large.",
+        415: "The body is not an image, or has another content type.",
+        422: "An image is damaged or has 16 bits per channel, or values are not finite.",
+        503: "Too much is in progress, or the service is starting or ending.",
+    }.items()
+}
+
+
+class InputError(_Strict):
     """Why one of several inputs has no result."""
 
     status: int = Field(description="The status that the input alone would have been answered with.")
     message: str
 
 
-class Result(_Answer):
+class Result(_Strict):
     """What the guard says about one input."""
 
     name: str | None = Field(description="The file name that was sent, if any.")
-    label: int | None
-    class_name: str | None
-    probability: float | None = Field(description="Of the label, by the model's softmax or sigmoid.")
-    score: float | None = Field(description="Larger is more in-distribution.")
-    p_value: float | None = Field(description="Fraction of calibration scores that are at most as large.")
+    label: int | None = None
+    class_name: str | None = None
+    probability: float | None = Field(default=None, description="Of the label, by the model's softmax or sigmoid.")
+    score: float | None = Field(default=None, description="Larger is more in-distribution.")
+    p_value: float | None = Field(default=None, description="Fraction of calibration scores that are at most as large.")
     is_id: bool = Field(description="Whether the score reaches the threshold; false if there is an error.")
-    error: InputError | None
-    explanation: dict[str, Any] | None = Field(description="With explain=1: what the decision is based on.")
+    error: InputError | None = None
+    explanation: dict[str, Any] | None = Field(
+        default=None, description="With explain=1: what the decision is based on."
+    )
 
 
-class ScoreBody(_Answer):
+class ScoreBody(_Strict):
     """The results of one request, in the order of its inputs."""
 
     guard: str
@@ -54,7 +133,7 @@ class ThresholdBody(BaseModel):
     calibration_size: int
 
 
-class CalibrationBody(_Answer):
+class CalibrationBody(_Strict):
     """The scores of the calibration set in short: 101 quantiles and a histogram."""
 
     quantiles: list[float]
@@ -62,7 +141,7 @@ class CalibrationBody(_Answer):
     counts: list[int]
 
 
-class InputBody(_Answer):
+class InputBody(_Strict):
     """An input of the guard; null is a size that may differ from request to request."""
 
     name: str
@@ -70,7 +149,7 @@ class InputBody(_Answer):
     shape: list[int | None]
 
 
-class GuardBody(_Answer):
+class GuardBody(_Strict):
     """A guard that is served."""
 
     name: str
@@ -84,11 +163,10 @@ class GuardBody(_Answer):
     threshold: ThresholdBody
     calibration: CalibrationBody | None
     members: list[str] = Field(description="Of an ensemble.")
-    explains: bool = Field(description="Whether it was exported with what explain=1 needs.")
     reload_error: str | None = Field(description="Why the newest version of its files is not served.")
 
 
-class LimitsBody(_Answer):
+class LimitsBody(_Strict):
     """What one request may contain."""
 
     body_bytes: int
@@ -98,7 +176,7 @@ class LimitsBody(_Answer):
     formats: list[str]
 
 
-class GuardsBody(_Answer):
+class GuardsBody(_Strict):
     """All guards."""
 
     guards: list[GuardBody]
@@ -106,14 +184,14 @@ class GuardsBody(_Answer):
     limits: LimitsBody
 
 
-class ExpectedBody(_Answer):
-    """What the calibration set lets expect."""
+class ExpectedBody(_Strict):
+    """Rejection rate of ID inputs, expected from calibration."""
 
     rate: float
     upper: float = Field(description="Largest rejection rate that the calibration explains.")
 
 
-class WindowBody(_Answer):
+class WindowBody(_Strict):
     """The rejection rate of some inputs in a row, with its control limits."""
 
     first: int
@@ -123,7 +201,7 @@ class WindowBody(_Answer):
     high: float
 
 
-class AlarmBody(_Answer):
+class AlarmBody(_Strict):
     """An alarm that stands."""
 
     kind: str
@@ -131,20 +209,12 @@ class AlarmBody(_Answer):
     message: str
 
 
-class EvidenceBody(_Answer):
+class EvidenceBody(_Strict):
     """How much speaks for a change of the stream; an alarm is raised at `alarm_at`."""
 
     rejections: float
     p_values: float | None
     alarm_at: float
-
-
-class ClassBody(_Answer):
-    """How often a class was predicted."""
-
-    name: str
-    count: int
-    expected: float | None = Field(None, description="Its share of the calibration set, if that is known.")
 
 
 class WholeStreamBody(EvidenceBody):
@@ -153,7 +223,15 @@ class WholeStreamBody(EvidenceBody):
     differs: bool
 
 
-class ScoresBody(_Answer):
+class ClassBody(_Strict):
+    """How often a class was predicted."""
+
+    name: str
+    count: int
+    expected: float | None = Field(default=None, description="Its share of the calibration set, if that is known.")
+
+
+class ScoresBody(_Strict):
     """The scores so far beside those of the calibration set, as histograms with the same edges."""
 
     edges: list[float]
@@ -164,8 +242,8 @@ class ScoresBody(_Answer):
     limit: float | None = Field(description="What the distance rarely exceeds without a change.")
 
 
-class MonitorBody(_Answer):
-    """What is known about the inputs so far."""
+class MonitorBody(_Strict):
+    """What is known about the inputs so far: :meth:`oodles.monitor.Monitor.status`."""
 
     inputs: int
     rejected: int
@@ -182,7 +260,7 @@ class MonitorBody(_Answer):
     class_distance: float | None = Field(description="Half the sum of differences between shares of classes.")
 
 
-class ServerBody(_Answer):
+class ServerBody(_Strict):
     """The server, as the inference protocol describes it."""
 
     name: str
@@ -190,26 +268,7 @@ class ServerBody(_Answer):
     extensions: list[str]
 
 
-class LiveBody(_Answer):
-    """The process answers."""
-
-    live: bool
-
-
-class ReadyBody(_Answer):
-    """Requests are answered."""
-
-    ready: bool
-
-
-class ModelReadyBody(_Answer):
-    """Requests for a guard are answered."""
-
-    name: str
-    ready: bool
-
-
-class TensorBody(_Answer):
+class TensorBody(_Strict):
     """An input or output; -1 is a size that may differ from request to request."""
 
     name: str
@@ -217,7 +276,7 @@ class TensorBody(_Answer):
     shape: list[int]
 
 
-class ModelBody(_Answer):
+class ModelBody(_Strict):
     """A guard, as the inference protocol describes it."""
 
     name: str
@@ -230,11 +289,11 @@ class ModelBody(_Answer):
 class OutputBody(TensorBody):
     """An output with its numbers, or with the number of its bytes after the JSON."""
 
-    data: list[float | int | bool | None] | None = None
+    data: list[Any] | None = None
     parameters: dict[str, int] | None = None
 
 
-class InferenceBody(_Answer):
+class InferenceBody(_Strict):
     """The answer to an inference request."""
 
     id: str | None = None

@@ -8,24 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from fastapi import HTTPException
 
 from oodles.calibration import Threshold
 from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold, rows_of
 from oodles.deploy.exported import ArrayVerdict, ExportedGuard
 from oodles.errors import FileError, OodlesError
-from oodles.explanation.findings import Explanation
-from oodles.monitor import Alert, Monitor
-from oodles.serve.arrays import Tokenizer
+from oodles.monitor import Alert, AlertRule, Monitor
 from oodles.serve.batching import Batcher
-from oodles.serve.logs import log
-from oodles.serve.problems import Problem
+from oodles.serve.inputs import TextTokenizer
 from oodles.serve.settings import Settings
-from oodles.serve.telemetry import Telemetry
-from oodles.serve.texts import TextTokenizer
+from oodles.serve.telemetry import Telemetry, log
 
 Stamp = tuple[tuple[int, int, int], ...]
 MAX_RETRY = 30  # seconds
@@ -45,24 +43,10 @@ class Version:
 
     guard: ExportedGuard
     monitor: Monitor
-    tokenizer: Tokenizer | None
+    tokenizer: TextTokenizer | None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What some rows are answered with, and by which version."""
-
-    version: Version
-    verdict: ArrayVerdict
-    explanations: list[Explanation] | None
-
-    def part(self, start: int, stop: int) -> "Answer":
-        """The answer to some of the rows."""
-        verdict = self.verdict.part(start, stop)
-        return Answer(self.version, verdict, self.explanations and self.explanations[start:stop])
-
-
-class Work(NamedTuple):
+class BatchKey(NamedTuple):
     """What rows must have in common to be run together."""
 
     version: Version
@@ -85,14 +69,15 @@ class ServedGuard:
         self.reload_error: str | None = None
         self._source, self._settings, self._telemetry = source, settings, telemetry
         self._alerted = alerted
+        self._rule = AlertRule(false_alarm_every=settings.false_alarm_every)
         self._state = None if settings.state is None else settings.state / f"{self.name}.monitor.json"
         self._observing = threading.Lock()
         self._changing = threading.Lock()
-        self._in_progress, self._answered = 0, _Speed()
+        self._in_progress, self._throughput = 0, _Throughput()
         self._shown: tuple[str, str, str] | None = None
         self._stamp = self._current_stamp()
         self.version = self._open()
-        self._batcher: Batcher[Work, Answer] = Batcher(
+        self._batcher: Batcher[BatchKey, ArrayVerdict] = Batcher(
             self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
         )
         self._show_version()
@@ -111,9 +96,10 @@ class ServedGuard:
     def admit(self, rows: int) -> Iterator[None]:
         """Count rows as in progress during the block; raises if there are too many."""
         if self._in_progress + rows > self._settings.queue:
-            seconds = self._answered.seconds_for(self._in_progress)
-            raise Problem(
-                503, f"{self._in_progress} inputs wait for {self.name} already; try again later", retry_after=seconds
+            raise HTTPException(
+                503,
+                f"{self._in_progress} inputs wait for {self.name} already; try again later",
+                {"Retry-After": str(self._throughput.seconds_for(self._in_progress))},
             )
         self._in_progress += rows
         self._telemetry.waiting.labels(self.name).set(self._in_progress)
@@ -123,10 +109,10 @@ class ServedGuard:
             self._in_progress -= rows
             self._telemetry.waiting.labels(self.name).set(self._in_progress)
 
-    def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> "Future[Answer]":
-        """A future of the :class:`Answer` to rows that were prepared for a version."""
+    def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> "Future[ArrayVerdict]":
+        """Have rows answered that were prepared for a version."""
         shapes = tuple((name, value.shape[1:]) for name, value in sorted(arrays.items()))
-        return self._batcher.submit(Work(version, explain, shapes), arrays)
+        return self._batcher.submit(BatchKey(version, explain, shapes), arrays)
 
     def count_errors(self, number: int) -> None:
         """Count inputs that could not be scored."""
@@ -134,17 +120,18 @@ class ServedGuard:
             self.version.monitor.count_errors(number)
         self._telemetry.inputs.labels(self.name, "error").inc(number)
 
-    def _run(self, work: Work, parts: Sequence[Arrays]) -> Answer:
+    def _run(self, key: BatchKey, parts: Sequence[Arrays]) -> list[ArrayVerdict]:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         began = time.perf_counter()
-        verdict = work.version.guard.judge(arrays, explain=work.explain)
+        verdict = key.version.guard.judge(arrays, explain=key.explain)
         seconds = time.perf_counter() - began
         rows = rows_of(arrays)
-        self._answered.add(rows, seconds)
+        self._throughput.add(rows, seconds)
         self._telemetry.inference.labels(self.name).observe(seconds)
         self._telemetry.batches.labels(self.name).observe(rows)
-        self._observe(work.version, verdict)
-        return Answer(work.version, verdict, [*verdict.explanations] if work.explain else None)
+        self._observe(key.version, verdict)
+        ends = [*accumulate(map(rows_of, parts))]
+        return [verdict.part(start, end) for start, end in pairwise([0, *ends])]
 
     # Monitoring ---------------------------------------------------------------------------------
 
@@ -197,11 +184,13 @@ class ServedGuard:
         """Accept what scores at least ``value`` from now on, here and in the guard's files."""
         with self._changing:
             if self._current_stamp() != self._stamp:
-                raise Problem(503, f"the files of {self.name} have changed; try again once they are loaded", 5)
+                raise HTTPException(
+                    503, f"the files of {self.name} have changed; try again once they are loaded", {"Retry-After": "5"}
+                )
             guard = self.version.guard
             scores = guard.threshold.id_scores
             if scores is None:
-                raise Problem(
+                raise HTTPException(
                     422, f"{self.name} keeps no calibration scores to tell the ID rate of a threshold; export it again"
                 )
             # a rate of 0 or 1 is not one, and the calibration set cannot tell rates closer to them apart
@@ -263,14 +252,14 @@ class ServedGuard:
                     threshold=guard.threshold,
                     classes=guard.class_names,
                     guard=guard.identity,
-                    rule=self._settings.rule,
+                    rule=self._rule,
                 )
             except FileError as error:
-                log("monitoring begins anew", level=logging.WARNING, guard=self.name, reason=str(error))
+                log("monitor reset", level=logging.WARNING, guard=self.name, reason=str(error))
         return self._new_monitor(guard)
 
     def _new_monitor(self, guard: ExportedGuard) -> Monitor:
-        return Monitor(guard.threshold, classes=guard.class_names, guard=guard.identity, rule=self._settings.rule)
+        return Monitor(guard.threshold, classes=guard.class_names, guard=guard.identity, rule=self._rule)
 
     def _current_stamp(self) -> Stamp:
         """What changes with any of the guard's files, also if they arrive one after another."""
@@ -281,7 +270,7 @@ class ServedGuard:
         return ()
 
 
-class _Speed:
+class _Throughput:
     """How many rows the network answers per second, lately."""
 
     def __init__(self) -> None:

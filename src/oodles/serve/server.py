@@ -18,10 +18,9 @@ from oodles.monitor import Webhook
 from oodles.serve.app import make_app
 from oodles.serve.connections import timed_protocol
 from oodles.serve.guards import ServedGuard, Source
-from oodles.serve.logs import log, start_logging
 from oodles.serve.service import Service
 from oodles.serve.settings import Settings
-from oodles.serve.telemetry import Telemetry
+from oodles.serve.telemetry import Telemetry, log, start_logging
 
 MAX_CONNECTIONS = 1024
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
@@ -41,20 +40,21 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(sources: Sequence[Source], settings: Settings, host: str, port: int, log_level: str) -> None:
+def serve(sources: Sequence[Source], settings: Settings) -> None:
     """Serve guards until SIGTERM or SIGINT, then finish what has begun."""
-    telemetry = Telemetry()
+    telemetry, token = Telemetry(), settings.token
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked, by smaller limits
-    with open_socket(host, port) as listening:
-        start_logging(telemetry.failures.labels("log").inc, level=log_level)
-        webhook = None if settings.webhook is None else Webhook(settings.webhook, partial(_not_sent, telemetry))
+    with open_socket(settings.host, settings.port) as listening:
+        start_logging(telemetry.failures.labels("log").inc, level=settings.log_level)
+        url = settings.alert_webhook
+        webhook = None if url is None else Webhook(url, partial(_not_sent, telemetry))
         send = None if webhook is None else webhook.send
         guards = [ServedGuard(source, settings, telemetry, send) for source in sources]
         service = Service(guards, settings, telemetry)
         address, number = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         log("listening", address=f"http://{shown}:{number}", guards=[guard.name for guard in guards])
-        if settings.token is None and address not in ("127.0.0.1", "::1"):
+        if token is None and address not in ("127.0.0.1", "::1"):
             log("no token", level=logging.WARNING, reason="other machines may use the service; give --token-file")
         run(make_app(service), service, listening)
         if webhook is not None:
@@ -71,7 +71,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
     """Answer requests until a signal ends the process."""
     config = uvicorn.Config(
         app,
-        http=timed_protocol(service.settings.seconds),
+        http=timed_protocol(service.settings.timeout),
         ws="none",
         log_config=None,
         access_log=False,
@@ -79,7 +79,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
         proxy_headers=False,  # nothing here depends on the client's address
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=int(service.settings.seconds) + 5,
+        timeout_graceful_shutdown=int(service.settings.timeout) + 5,
     )
     _Server(config, service).run(sockets=[listening])
 
@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
             return
         self._service.draining = True
         log("draining", signal=signal.Signals(sig).name)
-        timer = threading.Timer(self._service.settings.drain_seconds, self._end)
+        timer = threading.Timer(self._service.settings.drain, self._end)
         timer.daemon = True
         timer.start()
 

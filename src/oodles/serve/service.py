@@ -1,35 +1,32 @@
-"""``Service``: the guards that are served, and what their requests share: threads, limits, a token."""
+"""``Service``: the guards that are served, and what their requests share: threads and limits."""
 
 import asyncio
-import hmac
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, HTTPException, Request
 
 from oodles.deploy.artefact import Arrays, rows_of
-from oodles.errors import ArgumentError
+from oodles.deploy.exported import ArrayVerdict
 from oodles.records.text import printable
-from oodles.serve.guards import Answer, ServedGuard, Version
-from oodles.serve.logs import LOGGER, log
-from oodles.serve.problems import Problem
+from oodles.serve.guards import ServedGuard, Version
 from oodles.serve.settings import Settings
-from oodles.serve.telemetry import Telemetry
+from oodles.serve.telemetry import LOGGER, Telemetry, log
 
 Value = TypeVar("Value")
 DECODERS = min(16, max(2, os.cpu_count() or 2))
-TICK = 0.5  # seconds between looks at what is due
+RETRY = {"Retry-After": "1"}
+STATE_SECONDS = 5.0  # between writes of what monitors know
 
 
 class Service:
     """Several guards by name behind one port."""
 
     def __init__(self, guards: Sequence[ServedGuard], settings: Settings, telemetry: Telemetry) -> None:
-        names = [guard.name for guard in guards]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ArgumentError(f"two guards are called {twice}; give them names: NAME=GUARD")
         self.guards = {guard.name: guard for guard in guards}
         self.settings = settings
         self.telemetry = telemetry
@@ -46,29 +43,20 @@ class Service:
         """The guard of that name, or the only one."""
         if name is None:
             if len(self.guards) > 1:
-                raise Problem(400, f"there are several guards; name one: {', '.join(self.guards)}")
+                raise HTTPException(400, f"there are several guards; name one: {', '.join(self.guards)}")
             name = next(iter(self.guards))
         found = self.guards.get(name)
         if found is None:
-            raise Problem(404, f"there is no guard {printable(name)!r:.100}; there are: {', '.join(self.guards)}")
+            raise HTTPException(404, f"there is no guard {printable(name)!r:.100}; there are: {', '.join(self.guards)}")
         if not found.ready:
-            raise Problem(503, f"{name} is still warming up; try again later", retry_after=1)
+            raise HTTPException(503, f"{name} is still warming up; try again later", RETRY)
         return found
-
-    def check_token(self, header: str | None) -> None:
-        """Raise unless an ``Authorization`` header has the service's token, if it has one."""
-        token = self.settings.token
-        if token is None:
-            return
-        given = (header or "").encode("latin-1", "replace")
-        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise Problem(401, "the token is missing or wrong; send the header Authorization: Bearer TOKEN")
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request during the block; raises if there are too many, before anything of it is read."""
         if self._requests >= self.settings.concurrency:
-            raise Problem(503, f"{self._requests} requests are in progress; try again later", retry_after=1)
+            raise HTTPException(503, f"{self._requests} requests are in progress; try again later", RETRY)
         self._requests += 1
         try:
             yield
@@ -78,16 +66,18 @@ class Service:
     @asynccontextmanager
     async def in_time(self) -> AsyncGenerator[None, None]:
         """Give up on an answer that takes longer than the settings allow."""
+        seconds = self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.seconds):
+            async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            raise Problem(
-                503, f"there was no answer within {self.settings.seconds:g} seconds; try again later", retry_after=5
-            ) from None
+            message = f"there was no answer within {seconds:g} seconds; try again later"
+            raise HTTPException(503, message, {"Retry-After": "5"}) from None
 
-    async def answer(self, served: ServedGuard, version: Version, arrays: Arrays, *, explain: bool = False) -> Answer:
-        """What a version of a guard says about some rows, if there is room for them and the answer comes in time."""
+    async def answer(
+        self, served: ServedGuard, version: Version, arrays: Arrays, *, explain: bool = False
+    ) -> ArrayVerdict:
+        """Run a version of a guard on some rows; raises if there is no room for them or no answer in time."""
         with served.admit(rows_of(arrays)):
             async with self.in_time():
                 return await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
@@ -96,30 +86,27 @@ class Service:
         """Call something that takes a while without holding up other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    async def look_after(self) -> None:
+    async def run_maintenance(self) -> None:
         """Warm up, then follow the guards' files and save what monitors know, until it is cancelled."""
         for guard in self.guards.values():
             await self._safely(guard.warm_up)
         if self.ready:
             log("ready", guards=list(self.guards))
-        loop = asyncio.get_running_loop()
-        reload_at = save_at = loop.time()
-        while True:
-            await asyncio.sleep(TICK)
-            now = loop.time()
-            if self.settings.reload_seconds and now - reload_at >= self.settings.reload_seconds:
-                reload_at = now
-                for guard in self.guards.values():
-                    await self._safely(guard.reload)
-            if now - save_at >= self.settings.state_seconds:
-                save_at = now
-                for guard in self.guards.values():
-                    await self._safely(guard.save_state)
+        await asyncio.gather(
+            self._repeat(self.settings.reload, ServedGuard.reload), self._repeat(STATE_SECONDS, ServedGuard.save_state)
+        )
+
+    async def _repeat(self, seconds: float, function: Callable[[ServedGuard], None]) -> None:
+        """Call a function with each guard every so many seconds, or never if they are 0."""
+        while seconds:
+            await asyncio.sleep(seconds)
+            for guard in self.guards.values():
+                await self._safely(partial(function, guard))
 
     async def _safely(self, function: Callable[[], None]) -> None:
         try:
             await asyncio.to_thread(function)
-        except Exception:  # of any kind: what looks after the guards must not end
+        except Exception:  # of any kind: maintenance must not end
             LOGGER.exception("unexpected error")
 
     def close(self) -> None:
@@ -128,3 +115,12 @@ class Service:
             with suppress(Exception):  # the others are closed all the same
                 guard.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Serving = Annotated[Service, Depends(_service_of)]
+"""The service that a request is for."""

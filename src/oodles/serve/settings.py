@@ -1,85 +1,132 @@
-"""What the service allows and does: limits on requests, batches and waiting, who may use it, what it remembers."""
+"""Settings of the service, declared once for Python, the command line and the environment."""
 
-import math
-from dataclasses import dataclass, field
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, FileError
-from oodles.monitor import AlertRule
 from oodles.records.files import read_regular
 
+TOKEN = "OODLES_TOKEN"  # noqa: S105  # the name of a variable
 MAX_TOKEN_BYTES, MIN_TOKEN_CHARACTERS = 4096, 8
-JSON_BYTES = 8_000_000
+MAX_JSON_BYTES = 8_000_000
 """The largest body of JSON: its numbers take many times as much memory once they are read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The limits of the service; all can be set on the command line.
+    """What the service allows and does; each setting is an option of ``oodles serve`` and a variable ``OODLES_SERVE_``.
 
-    ``queue`` counts the inputs that have been accepted and not yet answered, ``concurrency`` the requests that are
-    being read or answered. What exceeds them is refused with 503 at once, so memory and waiting times stay bounded.
-    ``seconds`` is the time that a client has to send its request, and the service to answer it. ``state`` is the folder
-    that keeps what monitors know over restarts, ``webhook`` the address that alarms are sent to.
+    What exceeds ``queue`` and ``concurrency`` gets 503 at once, so that memory and waiting times stay bounded.
     """
 
-    max_batch: int = 32
-    max_wait_ms: float = 2.0
-    queue: int = 256
-    concurrency: int = 64
-    body_bytes: int = 20_000_000
-    pixels: int = MAX_PIXELS
-    side: int = 16_384
-    images: int = 64
-    seconds: float = 30.0
-    drain_seconds: float = 1.0
-    reload_seconds: float = 2.0
-    state_seconds: float = 5.0
-    threads: int | None = None
-    token: str | None = field(default=None, repr=False)
-    origins: tuple[str, ...] = ()
-    state: Path | None = None
-    rule: AlertRule = field(default_factory=AlertRule)
-    webhook: str | None = None
+    host: Annotated[str, Option(help="Address to listen on. 0.0.0.0 lets other machines in: then use a token.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Option(help="0 chooses a free one.", min=0, max=65535)] = 8000
+    token_file: Annotated[
+        Path | None,
+        Option(
+            help="File with a secret that clients must send as Authorization: Bearer SECRET; also needed to change "
+            f"thresholds. Default: the variable {TOKEN}, if it is set."
+        ),
+    ] = None
+    max_batch: Annotated[int, Option(help="Inputs that the network is given at once.", min=1)] = 32
+    max_wait_ms: Annotated[
+        float, Option(help="Milliseconds that an input waits for others to be run with it.", min=0)
+    ] = 2.0
+    queue: Annotated[int, Option(help="Inputs per guard in progress; more are refused with 503.", min=1)] = 256
+    concurrency: Annotated[int, Option(help="Requests in progress; more are refused with 503.", min=1)] = 64
+    max_images: Annotated[int, Option(help="Inputs in one request.", min=1)] = 64
+    max_mb: Annotated[float, Option(help="Size of a request in megabytes.", min=1e-6)] = 20.0
+    max_megapixels: Annotated[float, Option(help="Size of an image.", min=1e-6, max=MAX_PIXELS / 1e6)] = 50.0
+    max_side: Annotated[int, Option(help="Width and height of an image in pixels.", min=1)] = 16_384
+    timeout: Annotated[
+        float,
+        Option(
+            help="Seconds that a client has to send a request, and that the service has to answer it.",
+            min=1e-3,
+        ),
+    ] = 30.0
+    drain: Annotated[
+        float,
+        Option(
+            help="Seconds after SIGTERM during which requests are still taken, but it is not ready.",
+            min=0,
+        ),
+    ] = 1.0
+    reload: Annotated[float, Option(help="Seconds between checks for changed files of guards; 0: never.", min=0)] = 2.0
+    threads: Annotated[
+        int | None, Option(help="Threads that each network runs on. Default: one per core.", min=1, max=256)
+    ] = None
+    state: Annotated[
+        Path | None, Option(help="Folder that keeps what is known of the inputs so far, over restarts. Default: none.")
+    ] = None
+    false_alarm_every: Annotated[
+        int,
+        Option(help="At most one false alarm in this many inputs on average, see oodles monitor.", min=1),
+    ] = 1_000_000
+    alert_webhook: Annotated[
+        str | None, Option(help="Send each alarm as JSON to this address, http:// or https://.")
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        Option(help="Origin of web pages that may call the service, e.g. https://example.org. May be repeated."),
+    ] = None
+    log_level: Annotated[str, Option(help="info logs every request; warning, only what went wrong.")] = "info"
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "queue", "concurrency", "body_bytes", "pixels", "side", "images"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("max_wait_ms", "seconds", "drain_seconds", "reload_seconds", "state_seconds"):
+        for name, parameter in signature(Settings).parameters.items():
+            (option,) = parameter.annotation.__metadata__
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ArgumentError(f"{name}={value} must be a number that is not negative")
-        if self.seconds == 0:
-            raise ArgumentError("seconds=0 leaves no time for an answer; give a positive number")
-        if self.pixels > MAX_PIXELS:
-            raise ArgumentError(f"pixels={self.pixels} is more than oodles decodes; give at most {MAX_PIXELS:,}")
-        if self.images > self.queue:
-            raise ArgumentError(f"images={self.images} inputs in one request never fit a queue of {self.queue}")
+            most = sys.maxsize if option.max is None else option.max
+            if option.min is not None and value is not None and not option.min <= value <= most:
+                raise ArgumentError(f"{name}={value} must be a number from {option.min:g} to {most:g}")
+        if self.log_level not in ("info", "warning"):
+            raise ArgumentError(f"log_level={self.log_level!r:.30} must be info or warning")
+        if self.max_images > self.queue:
+            raise ArgumentError(f"max_images={self.max_images} inputs in one request never fit a queue of {self.queue}")
 
     @property
-    def json_bytes(self) -> int:
+    def max_bytes(self) -> int:
+        """The largest body of a request."""
+        return round(1e6 * self.max_mb)
+
+    @property
+    def max_json_bytes(self) -> int:
         """The largest body of JSON."""
-        return min(self.body_bytes, JSON_BYTES)
+        return min(self.max_bytes, MAX_JSON_BYTES)
+
+    @property
+    def max_pixels(self) -> int:
+        """The largest image."""
+        return round(1e6 * self.max_megapixels)
+
+    @cached_property
+    def token(self) -> str | None:
+        """The secret that clients must send; raises if there is one that cannot be sent or is easily guessed."""
+        if self.token_file is None:
+            origin, content = f"the variable {TOKEN}", os.environ.get(TOKEN, "").encode()
+            if TOKEN not in os.environ:
+                return None
+        else:  # which may be a link: Kubernetes mounts secrets so
+            origin = str(self.token_file)
+            content = read_regular(self.token_file, MAX_TOKEN_BYTES, links=True, remedy="give a file with a token")
+        text = content.decode("ascii", "replace").strip()
+        if len(text) < MIN_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
+            raise FileError(
+                f"{origin} does not hold a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and punctuation; "
+                'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
+            )
+        return text
 
 
-def read_token(path: Path) -> str:
-    """The secret in a file, without the line end that editors add."""
-    # Kubernetes mounts secrets as links
-    content = read_regular(path, MAX_TOKEN_BYTES, links=True, remedy="give a file with a token")
-    try:
-        text = content.decode("ascii").strip()
-    except UnicodeDecodeError:
-        raise FileError(f"{path} does not hold a token; write letters, digits and punctuation") from None
-    return checked_token(text, str(path))
-
-
-def checked_token(text: str, origin: str) -> str:
-    """The text as a token; raises if it cannot be sent in a header or is too easily guessed."""
-    if len(text) < MIN_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
-        raise ArgumentError(
-            f"{origin} does not hold a token of at least {MIN_TOKEN_CHARACTERS} characters without spaces; make one "
-            'with: python -c "import secrets; print(secrets.token_urlsafe())"'
-        )
-    return text
+for _name, _parameter in signature(Settings).parameters.items():
+    _parameter.annotation.__metadata__[0].envvar = f"OODLES_SERVE_{_name.upper()}"

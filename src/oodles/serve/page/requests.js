@@ -136,7 +136,7 @@ function scoreWritten(text, guard) {
   return ask(scorePath(guard), { method: "POST", body: text, headers });
 }
 
-const scorePath = ({ name, explains }) => `/score?guard=${encodeURIComponent(name)}${explains ? "&explain=1" : ""}`;
+const scorePath = ({ name }) => `/score?guard=${encodeURIComponent(name)}&explain=1`;
 
 function saveThreshold(guard, value) {
   const headers = { "Content-Type": "application/json" };

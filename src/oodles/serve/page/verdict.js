@@ -66,11 +66,9 @@ function verdictFacts({ result }) {
   ];
 }
 
-const UNEXPLAINED = "This guard was exported without what an explanation needs; export it again to see why.";
-
 function showWhy() {
   const item = state.selected;
   const result = item?.guard === state.guard.name && isScored(item) ? item.result : null;
   byId("why-section").hidden = !result;
-  byId("why").replaceChildren(...(result?.explanation ? explained(result.explanation) : [make("p", {}, UNEXPLAINED)]));
+  byId("why").replaceChildren(...(result ? explained(result.explanation) : []));
 }

@@ -1,20 +1,20 @@
 """Tensors of the inference protocol: what is written can be read, and whatever cannot be read is a 400."""
 
 import json
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.serving import anything
 
-from oodles.serve.nested import MAX_DIMENSIONS, nested_numbers
-from oodles.serve.problems import Problem
-from oodles.serve.tensors import TYPES, read_inference, write_inference
+from oodles.serve.protocol import TYPES, read_inference, write_inference
 
 OUTPUTS = ("score", "label")
+ABOUT = {"id": None, "model_name": "m", "model_version": "v"}
 SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "FP16": 2, "FP32": 4, "FP64": 8}
 
 
@@ -51,7 +51,7 @@ def test_tensors_are_read_as_they_were_written(values: list[np.ndarray[Any, Any]
             tensor["data"] = data
         head.append(tensor)
     text = json.dumps({"inputs": head}).encode()
-    found = read_inference(text + tail, str(len(text)) if binary else None, OUTPUTS)
+    found = read_inference(text + tail, len(text) if binary else None, OUTPUTS)
     assert found.outputs == {"score": False, "label": False}
     for number, value in enumerate(values):
         read = found.inputs[f"t{number}"]
@@ -62,7 +62,7 @@ def test_tensors_are_read_as_they_were_written(values: list[np.ndarray[Any, Any]
 @settings(max_examples=50, deadline=None)
 @given(value=tensors(), binary=st.booleans())
 def test_answers_hold_what_was_computed(value: np.ndarray[Any, Any], binary: bool) -> None:
-    body, length = write_inference({"score": value}, {"score": binary}, {"model_name": "m"})
+    body, length = write_inference({"score": value}, {"score": binary}, ABOUT)
     head = json.loads(body if length is None else body[:length])
     (tensor,) = head["outputs"]
     assert (head["model_name"], tensor["name"], tensor["shape"]) == ("m", "score", list(value.shape))
@@ -77,7 +77,7 @@ def test_answers_hold_what_was_computed(value: np.ndarray[Any, Any], binary: boo
 
 
 def test_outputs_that_are_not_finite_are_null() -> None:
-    body, _ = write_inference({"score": np.array([np.nan, np.inf], "float32")}, {"score": False}, {})
+    body, _ = write_inference({"score": np.array([np.nan, np.inf], "float32")}, {"score": False}, ABOUT)
     assert json.loads(body)["outputs"][0]["data"] == [None, None]
 
 
@@ -88,10 +88,10 @@ BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_
 @pytest.mark.parametrize(
     ("request_", "tail", "words"),
     [
-        ({"inputs": []}, b"", "no inputs"),
+        ({"inputs": []}, b"", "inputs"),
         ({}, b"", "inputs"),
         ({"inputs": [GOOD, GOOD]}, b"", "twice"),
-        ({"inputs": [{**GOOD, "data": [1, 2, 3]}]}, b"", "2 numbers that fit int8"),
+        ({"inputs": [{**GOOD, "data": [1, 2, 3]}]}, b"", "has 3 numbers"),
         ({"inputs": [{**GOOD, "data": [1, 200]}]}, b"", "fit int8"),
         ({"inputs": [{**GOOD, "data": [1, 1.5]}]}, b"", "fit int8"),
         ({"inputs": [{**GOOD, "data": [1, "2"]}]}, b"", "fit int8"),
@@ -108,24 +108,19 @@ BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_
         ({"inputs": [BINARY]}, b"a", "takes 2 bytes; 2 are stated, 1 are left"),
         ({"inputs": [BINARY]}, b"abc", "1 bytes after the last tensor"),
         ({"inputs": [{**BINARY, "parameters": {"binary_data_size": 3}}]}, b"abc", "3 are stated"),
-        ({"inputs": [{**BINARY, "parameters": {"binary_data_size": "2"}}]}, b"ab", "2 are stated"),
+        ({"inputs": [{**BINARY, "parameters": {"binary_data_size": "2"}}]}, b"ab", "'2' are stated"),
         ({"inputs": [GOOD], "outputs": [{"name": "y\n"}]}, b"", r"no output 'y\\n'; there are score, label"),
     ],
 )
 def test_malformed_requests_say_what_is_wrong(request_: dict[str, Any], tail: bytes, words: str) -> None:
     text = json.dumps(request_).encode()
-    with pytest.raises(Problem) as refused:
-        read_inference(text + tail, str(len(text)), OUTPUTS)
-    assert refused.value.status == 400
-    assert words in refused.value.message
-    assert len(refused.value.message.splitlines()) == 1
+    with pytest.raises(HTTPException) as refused:
+        read_inference(text + tail, len(text), OUTPUTS)
+    assert refused.value.status_code == 400
+    assert words in refused.value.detail
+    assert len(refused.value.detail.splitlines()) == 1
 
 
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(10**18, 10**25),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
 odd = st.fixed_dictionaries(
     {},
     optional={
@@ -147,44 +142,12 @@ requests = st.fixed_dictionaries(
 @given(
     body=requests.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60),
     tail=st.binary(max_size=9),
-    length=st.none() | st.just("") | st.text(max_size=5) | st.integers(-2, 300).map(str),
+    length=st.none() | st.just(-1) | st.integers(0, 300),
 )
-def test_nothing_but_a_400_is_raised(body: bytes, tail: bytes, length: str | None) -> None:
-    given_length = str(len(body)) if length == "" else length
+def test_nothing_but_a_400_is_raised(body: bytes, tail: bytes, length: int | None) -> None:
+    given_length = len(body) if length == -1 else length
     try:
         found = read_inference(body + tail, given_length, OUTPUTS)
-    except Problem:  # which is always a 400
+    except HTTPException:  # which is always a 400
         return
     assert all(isinstance(value, np.ndarray) for value in found.inputs.values())
-
-
-@settings(max_examples=200, deadline=None)
-@given(value=anything)
-def test_nested_numbers_are_what_numpy_makes_of_numbers(value: Any) -> None:
-    """Beside a slow rule: every leaf is a number, and all lists of a level have the same length."""
-
-    def shape(part: Any) -> tuple[int, ...] | None:
-        if isinstance(part, bool | int | float):
-            return ()
-        if not isinstance(part, list):
-            return None
-        inner = [shape(each) for each in part]
-        if None in inner or len({*inner}) > 1:
-            return None
-        return (len(part), *(inner[0] or ())) if inner else (0,)
-
-    found, expected = nested_numbers(value), shape(value)
-    if found is None:
-        big = any(abs(each) >= 2**63 for each in leaves(value) if isinstance(each, int))
-        assert expected is None or big or len(expected) > MAX_DIMENSIONS
-    else:
-        assert found.shape == expected
-        assert all(
-            a == b or math.isnan(b)
-            for a, b in zip(found.ravel().tolist(), leaves(value), strict=True)
-            if abs(b) < 2**53
-        )
-
-
-def leaves(value: Any) -> list[Any]:
-    return [leaf for each in value for leaf in leaves(each)] if isinstance(value, list) else [value]
