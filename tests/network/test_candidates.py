@@ -1,6 +1,5 @@
 """Every kind of head that is found: embedding, logits and weights are those of the model by hand."""
 
-import math
 import warnings
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from oodles.data.inputs import Inputs
-from oodles.detectors import MCM, Energy
+from oodles.detectors import Energy
 from oodles.errors import HeadError
 from oodles.network.extraction import extract
 from oodles.network.head import locate_head
@@ -73,11 +72,6 @@ def test_cosine_heads_are_found_however_they_are_written(form, make):
     torch.testing.assert_close(features.head(features.embedding), output, rtol=1e-4, atol=2e-5)
 
 
-def test_a_plain_head_is_not_called_cosine():
-    for name in ("Net", "NoBias", "Scaled", "WeightNormed"):
-        assert located(seeded(getattr(networks, name))).kind != "cosine", name
-
-
 def test_a_head_divided_by_norms_is_not_guessed_from_one_repeated_input():
     """Every scale per class would fit, and so would a plain head with a scale."""
 
@@ -93,36 +87,6 @@ def test_a_head_divided_by_norms_is_not_guessed_from_one_repeated_input():
     assert located(model, tokens).normalised == ""
     with pytest.raises(HeadError, match="no linear operation produces the logits"):
         located(model, torch.zeros(1, 6, dtype=torch.long))
-
-
-class ZeroShot(nn.Module):
-    """An image encoder whose classes are text embeddings, compared with images as CLIP does."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = networks.Body()
-        self.projection = nn.Linear(WIDTH, 6, bias=False)
-        self.register_buffer("texts", unit(torch.randn(CLASSES, 6)))
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
-
-    def hidden(self, images):
-        return self.projection(self.body.pooled(images))
-
-    def forward(self, images):
-        features = self.hidden(images)
-        features = features / features.norm(dim=-1, keepdim=True)
-        return self.logit_scale.exp() * features @ self.texts.t()
-
-
-def test_a_zero_shot_head_has_the_text_embeddings_as_weights():
-    model = seeded(ZeroShot)
-    features = extract(model, batched(ROWS, BATCH))
-    hidden, output = by_hand(model, pictures(ROWS))
-    torch.testing.assert_close(unit(features.embedding), unit(hidden), rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(unit(features.head.weight), model.texts, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(features.logits, output, rtol=1e-5, atol=1e-5)
-    want = (unit(hidden) @ model.texts.T).log_softmax(dim=1).amax(dim=1)
-    torch.testing.assert_close(MCM().fit(features).score(features), want, rtol=1e-5, atol=1e-5)
 
 
 # Low-rank updates -------------------------------------------------------------------------------
@@ -144,21 +108,6 @@ def test_a_low_rank_update_is_part_of_the_head(scale, bias, update):
     torch.testing.assert_close(features.head.full_bias(), layer.base.bias.detach() if bias else torch.zeros(CLASSES))
     if not update:
         assert torch.equal(features.head.weight, layer.base.weight), "before training, the update is zero"
-
-
-def test_an_update_that_is_not_linear_has_an_embedding_of_its_own():
-    class Gated(networks.LowRank):
-        def forward(self, embedding):
-            return self.base(embedding) + self.up(self.down(embedding).tanh())
-
-    model = seeded(networks.Net)
-    model.fc = layer = seeded(lambda: Gated(1.0), seed=1)
-    features = extract(model, batched(ROWS, BATCH))
-    hidden, output = by_hand(model, pictures(ROWS))
-    with torch.no_grad():
-        both = torch.cat([hidden, layer.down(hidden).tanh()], dim=1)
-    torch.testing.assert_close(features.embedding, both, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(features.head(features.embedding), output, rtol=1e-5, atol=1e-6)
 
 
 # Sums of heads ----------------------------------------------------------------------------------
@@ -200,12 +149,6 @@ def test_a_weighted_sum_of_heads_is_one_head_on_their_embeddings_side_by_side(fa
         factor * head.bias.detach() for factor, head in zip(factors, model.heads, strict=True) if head.bias is not None
     )
     torch.testing.assert_close(features.head.bias, bias, rtol=1e-4, atol=1e-5)
-
-
-def test_an_average_of_probabilities_is_no_linear_head():
-    model = seeded(lambda: networks.Headed(lambda m, h: (m.fc(h).softmax(dim=1) + m.fc(-h).softmax(dim=1)) / 2))
-    with pytest.raises(HeadError, match="no linear operation produces the logits"):
-        located(model)
 
 
 def test_a_model_that_mixes_the_inputs_of_a_batch_is_refused():
@@ -354,18 +297,6 @@ def test_a_layer_that_runs_twice_is_the_head_in_the_run_that_gives_the_logits(re
 
 
 # Sigmoids ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [2, CLASSES])
-def test_the_logits_before_several_sigmoids_are_used_and_the_model_is_multi_label(classes):
-    model = seeded(lambda: networks.Headed(lambda m, h: m.fc(h).sigmoid(), classes))
-    with pytest.warns(UserWarning, match="returns probabilities; the logits before its sigmoid are used"):
-        features = extract(model, batched(ROWS, BATCH, classes=classes))
-    hidden, output = by_hand(model, pictures(ROWS))
-    assert features.multilabel
-    torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(features.logits.sigmoid(), output, rtol=1e-5, atol=1e-6)
-    assert torch.equal(features.head.weight, model.fc.weight)
 
 
 def test_a_single_sigmoid_is_two_exclusive_classes():

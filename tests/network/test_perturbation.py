@@ -14,10 +14,8 @@ from torch.nn import functional as F
 
 from oodles.data.inputs import Inputs
 from oodles.detectors import GODIN, ODIN, Mahalanobis
-from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, FileError, HeadError
 from oodles.features import Features
-from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.forward import CPU_ROWS, ForwardPass
 from oodles.network.perturbation import _gradients, channel_bounds, fgsm, perturb, run_with_steps
@@ -84,13 +82,6 @@ def test_a_pixel_with_zero_gradient_does_not_move():
     np.testing.assert_allclose((got - images)[..., 1:].abs(), 0.25, atol=1e-12)
 
 
-def test_each_image_follows_its_own_gradient():
-    model, images = smooth(), small(6)
-    whole = perturb(model, images, sharpness, 0.1)
-    alone = [perturb(model, images[row : row + 1], sharpness, 0.1) for row in range(6)]
-    assert torch.equal(whole, torch.cat(alone))
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_the_batch_size_changes_nothing(batch_size):
     model, images = smooth(), small(CPU_ROWS + 8)
@@ -154,11 +145,10 @@ def test_integer_images_are_refused(dtype):
         def forward(self, images):
             return super().forward(images.to(self.fc.weight.dtype))
 
-    kind = str(dtype).removeprefix("torch.")
-    refused = rf"moves one floating-point input, and the model takes no floating-point input: images \({kind} \(4, 3"
-    with pytest.raises(ArgumentError, match=f"^an input step {refused}"):
+    refused = rf"the model takes no floating-point input: images \({str(dtype).removeprefix('torch.')} \(4, 3"
+    with pytest.raises(ArgumentError, match=f"^an input step .*{refused}"):
         perturb(seeded(Reads), images, sharpness, 0.1)
-    with pytest.raises(ArgumentError, match=f"^the input step odin.* {refused}"):
+    with pytest.raises(ArgumentError, match=f"^the input step odin.*{refused}"):
         extract(seeded(Reads), [images], steps=ODIN(epsilon=0.1).steps())
 
 
@@ -197,11 +187,6 @@ def test_a_model_that_blocks_gradients_to_its_input_is_refused(make, trainable):
         perturb(model, small(2), sharpness, 0.1)
     with pytest.raises(HeadError, match="passes no gradient"):
         extract(model, [small(2)], steps=ODIN(epsilon=0.1).steps())
-
-
-def test_a_layer_that_does_not_exist_is_refused():
-    with pytest.raises(ArgumentError, match="nowhere"):
-        perturb(smooth(), small(2), sharpness, 0.1, layers=["nowhere"])
 
 
 # The model is left exactly as it was ------------------------------------------------------------------
@@ -320,11 +305,11 @@ def test_steps_work_through_heads_of_every_kind(name):
 def test_the_plain_columns_are_those_of_a_pass_without_steps():
     model = smooth(dtype=torch.float32)
     loader = [(small(9, dtype=torch.float32), classes_of(9))]
-    same(extract(model, loader), without_layers(extract(model, loader, steps=ODIN(epsilon=0.1).steps())))
-
-
-def without_layers(features):
-    return Features(features.embedding, logits=features.logits, labels=features.labels, head=features.head)
+    stepped = extract(model, loader, steps=ODIN(epsilon=0.1).steps())
+    same(
+        extract(model, loader),
+        Features(stepped.embedding, logits=stepped.logits, labels=stepped.labels, head=stepped.head),
+    )
 
 
 def test_a_step_keeps_the_requested_column():
@@ -350,45 +335,8 @@ def test_without_steps_there_is_no_backward_pass():
 # Stores -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tiny_shards(monkeypatch):
-    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
-
-
 def loader_of(rows=12, batch=4):
     return list(zip(small(rows).split(batch), classes_of(rows).split(batch), strict=True))
-
-
-def same_columns(one, other):
-    same(one, other)
-    for name, column in one.layers.items():
-        assert torch.equal(column, other.layers[name]), name
-
-
-@pytest.mark.usefixtures("tiny_shards")
-def test_a_store_has_the_steps_and_a_second_extraction_runs_nothing(tmp_path):
-    model, steps = smooth(), steps_of([ODIN(epsilon=0.1), ODIN(epsilon=0.2)])
-    first = extract(model, loader_of(), steps=steps, store=tmp_path / "s")
-    same_columns(first, extract(smooth(), loader_of(), steps=steps))
-    assert set(first.layers) == {step.name for step in steps}
-    model.forwards.clear()
-    same_columns(extract(model, loader_of(), steps=steps, store=tmp_path / "s"), first)
-    assert model.forwards == []
-
-
-@pytest.mark.usefixtures("tiny_shards")
-def test_an_interrupted_extraction_continues_after_its_last_shard(tmp_path):
-    def interrupted():
-        yield from loader_of()[:2]
-        raise KeyboardInterrupt
-
-    model, steps = smooth(), ODIN(epsilon=0.1).steps()
-    with pytest.raises(KeyboardInterrupt):
-        extract(model, interrupted(), steps=steps, store=tmp_path / "s", head=False)
-    model.forwards.clear()
-    resumed = extract(model, loader_of(), steps=steps, store=tmp_path / "s", head=False)
-    assert model.forwards == [4, 4], "only the last batch, before and after its step"
-    same_columns(resumed, extract(model, loader_of(), steps=steps, head=False))
 
 
 def test_a_store_with_other_steps_is_refused(tmp_path):
@@ -413,12 +361,6 @@ def test_a_store_with_other_steps_is_refused(tmp_path):
             extract(model, loader, steps=steps, store=tmp_path / name)
 
 
-def test_a_store_without_steps_is_refused_when_steps_are_wanted(tmp_path):
-    extract(smooth(), loader_of(), store=tmp_path / "s")
-    with pytest.raises(FileError, match="another steps"):
-        extract(smooth(), loader_of(), steps=ODIN(epsilon=0.1).steps(), store=tmp_path / "s")
-
-
 # Adversarial images ---------------------------------------------------------------------------------
 
 
@@ -432,11 +374,6 @@ def test_adversarial_images_raise_the_loss_and_stay_in_bounds():
     adversarial = fgsm(model, images, labels)
     raised = losses(model, adversarial, labels) > losses(model, images, labels)
     assert float(raised.double().mean()) > 0.95
-    assert float((adversarial - images).abs().max()) <= 0.05 + 1e-12
-    for channel in range(3):
-        mine, theirs = images[:, channel], adversarial[:, channel]
-        assert mine.min() <= theirs.min()
-        assert theirs.max() <= mine.max()
     bounds = torch.full((1, 3, 1, 1), -0.5, dtype=torch.float64), torch.full((1, 3, 1, 1), 0.25, dtype=torch.float64)
     inside = fgsm(model, images, labels, bounds=bounds)
     assert (float(inside.min()), float(inside.max())) == (-0.5, 0.25)
@@ -466,8 +403,6 @@ def test_adversarial_images_need_no_linear_head():
 def test_bounds_are_per_channel():
     images = small(6)
     low, high = channel_bounds(images)
-    assert low.shape == high.shape == (1, 3, 1, 1)
-    for channel in range(3):
-        assert low[0, channel, 0, 0] == images[:, channel].min()
-        assert high[0, channel, 0, 0] == images[:, channel].max()
+    torch.testing.assert_close(low, images.amin(dim=(0, 2, 3), keepdim=True))
+    torch.testing.assert_close(high, images.amax(dim=(0, 2, 3), keepdim=True))
     assert channel_bounds(images.flatten(1))[0].shape == (1, 75)

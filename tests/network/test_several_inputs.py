@@ -22,7 +22,7 @@ from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
 from oodles.network.perturbation import fgsm
 from oodles.network.taps import eval_mode
-from oodles.selection.outliers import noise_features, outlier_features
+from oodles.selection.outliers import outlier_features
 from oodles.selection.tuning import tune
 
 KINDS = [Text, Table, KeywordOnly, Sequences]
@@ -56,59 +56,6 @@ def test_embedding_logits_and_head_are_those_of_the_model(kind, size, batch_size
     assert torch.equal(features.head.bias, model.head.bias)
 
 
-def test_the_same_inputs_in_every_kind_of_batch_give_the_same_features():
-    model, batches = seeded(Table), batches_of(inputs_of(Table))
-    want = extract(model, batches)
-    triples = [(batch["numbers"], batch["categories"], batch["labels"]) for batch in batches]
-    loaders = [
-        (triples, True),
-        ([((numbers, categories), labels) for numbers, categories, labels in triples], True),
-        ([({"numbers": numbers, "categories": categories}, labels) for numbers, categories, labels in triples], True),
-        ([(labels, numbers, categories) for numbers, categories, labels in triples], 0),
-        (
-            [{"target" if name == "labels" else name: part for name, part in batch.items()} for batch in batches],
-            "target",
-        ),
-        ([{**batch, "idx": torch.arange(len(batch["labels"]))} for batch in batches], True),
-    ]
-    for loader, labels in loaders:
-        same(extract(model, loader, labels=labels), want)
-    assert extract(model, triples, labels=False).labels is None
-
-
-def test_a_wrapper_passes_every_input_on():
-    """A wrapper that names some inputs and passes the rest on must not lose any of them."""
-
-    class Wrapper(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, input_ids=None, labels=None, **kwargs):
-            return self.inner(input_ids=input_ids, **kwargs)
-
-    model, inputs = seeded(Text), inputs_of(Text)
-    features = extract(Wrapper(model), batches_of(inputs))
-    torch.testing.assert_close(features.logits, by_hand(model, inputs)[1], rtol=1e-5, atol=1e-6)
-    unmasked = by_hand(model, {"input_ids": inputs["input_ids"]})[1]
-    assert not torch.allclose(features.logits, unmasked, atol=1e-2), "the test distinguishes them"
-
-
-def test_texts_beside_tensors_are_refused_and_never_given_to_the_wrong_rows():
-    class Captioned(KeywordOnly):
-        def forward(self, pixel_values, captions):
-            lengths = torch.tensor([float(len(caption)) for caption, _ in zip(captions, pixel_values, strict=False)])
-            return self.head(self.hidden(pixel_values=pixel_values) * lengths[:, None])
-
-    images = inputs_of(KeywordOnly, 40)["pixel_values"]
-    captions = ["a" * (1 + row % 7) for row in range(40)]
-    for batch in ((images, captions, labels_of(40)), {"pixel_values": images, "captions": captions}):
-        with pytest.raises(
-            DataError, match=r"the model's (input 1|captions) is a list; give a tensor with one row per"
-        ):
-            extract(seeded(Captioned), [batch])
-
-
 # Labels of several classes ----------------------------------------------------------------------
 
 
@@ -134,8 +81,7 @@ def test_a_mask_is_never_taken_for_labels(multilabel):
     """(ids, mask) are an input and labels by default, and a mask of zeros and ones looks like labels."""
     inputs = inputs_of(Text)
     batch = inputs["input_ids"], inputs["attention_mask"]
-    message = r"gave zeros and ones \(18, 6\) as labels, but the model has 5 classes; pass labels= with the key or posi"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"gave zeros and ones \(18, 6\) as labels, but the model has 5 classes"):
         extract(seeded(Text), [batch], multilabel=multilabel)
     features = extract(seeded(Text), [(batch, labels_of())])
     torch.testing.assert_close(features.logits, by_hand(seeded(Text), inputs)[1], rtol=1e-5, atol=1e-6)
@@ -185,14 +131,6 @@ def test_a_change_in_any_input_is_noticed(tmp_path, kind, name):
     with pytest.raises(FileError, match=r"was extracted from other inputs, .* they differ at shard-00001"):
         extract(seeded(kind), other, store=tmp_path / "s")
     same(extract(seeded(kind), batches, store=tmp_path / "s"), Features.load(tmp_path / "s"))
-
-
-def test_inputs_under_other_names_are_other_inputs(tmp_path):
-    batches = batches_of(inputs_of(Text))
-    extract(seeded(Text), batches, store=tmp_path / "s")
-    unmasked = [{name: part for name, part in batch.items() if name != "attention_mask"} for batch in batches]
-    with pytest.raises(FileError, match="other inputs"):
-        extract(seeded(Text), unmasked, store=tmp_path / "s")
 
 
 def test_names_and_multilabel_of_another_extraction_are_refused(tmp_path):
@@ -266,21 +204,13 @@ def test_a_guard_may_be_given_one_input_at_a_time_from_the_start(kind, form):
         torch.testing.assert_close(one.score, want[row : row + 1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("batch", "labels"),
-    [
-        (lambda ids, mask, y: (ids, mask, y), 2),
-        (lambda ids, mask, y: (y, ids, mask), 0),
-        (lambda ids, mask, y: {"input_ids": ids, "attention_mask": mask, "target": y}, "target"),
-    ],
-)
-@pytest.mark.parametrize("detector", ["energy", "mahalanobis"])
-def test_fit_takes_labels_from_where_they_are(batch, labels, detector):
+def test_fit_takes_labels_from_where_they_are():
     model, inputs = seeded(Text), inputs_of(Text, 60)
-    loader = [batch(*inputs.values(), labels_of(60))]
-    guard = Guard.fit(model, loader, calibration=loader, detector=detector, labels=labels)
-    want = Guard.fit(model, batches_of(inputs, 60), calibration=batches_of(inputs, 60), detector=detector)
-    assert torch.equal(guard(**inputs).score, want(**inputs).score)
+    named, placed = [{**inputs, "target": labels_of(60)}], [(labels_of(60), *inputs.values())]
+    want = Guard.fit(model, batches_of(inputs, 60), calibration=batches_of(inputs, 60), detector="mahalanobis")
+    for loader, labels in ((named, "target"), (placed, 0)):
+        guard = Guard.fit(model, loader, calibration=loader, detector="mahalanobis", labels=labels)
+        assert torch.equal(guard(**inputs).score, want(**inputs).score)
 
 
 def test_adversarial_copies_are_made_with_every_input_of_the_model():
@@ -305,16 +235,14 @@ def test_adversarial_copies_are_made_with_every_input_of_the_model():
 # Input steps and synthetic outliers -------------------------------------------------------------
 
 
-TOKENS = (
-    r"the model takes no floating-point input: input_ids \(int64 \(.*, attention_mask \(int64 \(.*; use a detector wi"
-)
+TOKENS = r"no floating-point input: input_ids \(int64 \(.*, attention_mask \(int64"
 
 
 def test_input_steps_refuse_token_ids_by_name():
     model, batches = seeded(Text), batches_of(inputs_of(Text))
-    with pytest.raises(ArgumentError, match=f"tuning odin moves one floating-point input, and {TOKENS}"):
+    with pytest.raises(ArgumentError, match=f"tuning odin .*{TOKENS}"):
         tune([ODIN()], model, batches)
-    with pytest.raises(ArgumentError, match=f"the input step odin.* moves one floating-point input, and {TOKENS}"):
+    with pytest.raises(ArgumentError, match=f"the input step odin.*{TOKENS}"):
         extract(model, batches, steps=ODIN(epsilon=0.1).steps())
     with pytest.raises(ArgumentError, match=TOKENS):
         Guard.fit(model, batches, calibration=batches, detector="odin")
@@ -348,13 +276,6 @@ def test_an_input_step_is_refused_if_it_could_move_several_inputs():
     message = r"takes several floating-point inputs: images \(float32 \(6, 4\)\), input 1 \(float32 \(6, 4\)\)"
     with pytest.raises(ArgumentError, match=message):
         extract(seeded(Numbers), [(torch.rand(6, 4), torch.rand(6, 4))], steps=ODIN(epsilon=0.1).steps())
-
-
-@pytest.mark.parametrize("make", [outlier_features, noise_features])
-@pytest.mark.parametrize("kind", [Text, Table, Sequences])
-def test_synthetic_outliers_are_made_of_images_only(make, kind):
-    with pytest.raises(DataError, match=r"made from images, the loader gave .*; make them from embeddings instead"):
-        make(seeded(kind), batches_of(inputs_of(kind)))
 
 
 def test_synthetic_outliers_of_images_that_are_given_by_name():

@@ -14,7 +14,6 @@ from support.snapshots import numbers, portrait
 from torch import nn
 
 from oodles.errors import ArgumentError, DataError, HeadError
-from oodles.features import Features
 from oodles.network.extraction import extract
 from oodles.network.taps import Tap, eval_mode, needs_eval
 
@@ -103,17 +102,6 @@ def test_names_that_mean_nothing_are_refused_in_one_line_before_anything_runs(na
         kept(model, name)
     assert "\n" not in str(caught.value)
     assert model.body.calls == 0
-
-
-def test_stores_hold_reduced_layers(tmp_path):
-    model = seeded(networks.Net)
-    names = ["body", "body:rankfeat", "body:gram(2)"]
-    want = extract(model, batched(20, 5), layers=names)
-    extract(model, batched(20, 5), layers=names, store=tmp_path / "store")
-    stored = Features.load(tmp_path / "store")
-    assert set(stored.layers) == set(names)
-    for name in names:
-        assert torch.equal(stored.layers[name], want.layers[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
