@@ -17,23 +17,7 @@ import oodles
 from oodles import cli
 from oodles.cli.common import notices
 
-COMMANDS = (
-    *(
-        "demo",
-        "extract",
-        "fit",
-        "threshold",
-        "score",
-        "explain",
-        "export",
-        "serve",
-        "monitor",
-        "bench",
-        "report",
-        "select",
-    ),
-    *("select-p", "detectors", "train", "analyze", "data"),
-)
+COMMANDS = (*(each.__name__.replace("_", "-") for each in cli.COMMANDS), "data")
 
 ODD_DETECTOR = """
     from oodles import Detector
@@ -57,15 +41,9 @@ PLUGIN = """
 """
 
 
-def test_the_commands_are_in_the_order_in_which_a_user_needs_them():
-    result = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "160", "NO_COLOR": "1"})
-    assert result.exit_code == 0
-    listed = result.output.partition("Commands")[2]
-    assert tuple(re.findall(r"^\W*([a-z-]+)  +[A-Z]", listed, re.MULTILINE)) == COMMANDS
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command(command):
+    assert "Usage" in CliRunner().invoke(cli.app, [command, "-h"]).output
     result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"})
     assert result.exit_code == 0
     assert f"oodles {command}" in result.output or f"{command} [OPTIONS]" in result.output
@@ -187,19 +165,8 @@ def test_text_of_the_user_in_results_is_shown_as_it_is(oodles_run, workspace, fi
     assert f"{odd}.png: " in err
     assert f"{odd}.txt" in err
     assert f"in {features}" in err
-    fit = [
-        "fit",
-        fitted / "train",
-        "--calibration",
-        features,
-        "--detector",
-        "energy",
-        "--out",
-        guard,
-        "--id-rate",
-        "0.5",
-    ]
-    _, _, err = oodles_run(*fit)
+    options = ["--calibration", features, "--detector", "energy", "--out", guard, "--id-rate", "0.5"]
+    _, _, err = oodles_run("fit", fitted / "train", *options)
     assert f"saved in {guard}" in err
     _, out, _ = oodles_run("threshold", guard, "--features", features, "--id-rate", "0.6")
     assert f"rows of {features}," in out
@@ -248,10 +215,3 @@ def test_the_installed_command_prints_one_line_and_exits_with_2(workspace):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "error nowhere does not exist\n"
-
-
-def test_short_help(oodles_run):
-    for arguments in (("-h",), ("fit", "-h")):
-        code, out, _ = oodles_run(*arguments)
-        assert code == 0
-        assert "Usage" in out

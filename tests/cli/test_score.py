@@ -166,14 +166,6 @@ def test_results_in_a_file(fitted, oodles_run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == jobs | {"v.csv", "v.jsonl", "v.parquet", "v.npy"}
 
 
-def test_the_probability_is_that_of_the_label(fitted, workspace, oodles_run):
-    _, out, _ = oodles_run("score", fitted / "guard", "test", *NETWORK, "--json")
-    logits = extract(network(workspace), loader(workspace / "test")).logits
-    expected = logits.softmax(dim=1).amax(dim=1)
-    found = torch.tensor([row["probability"] for row in json.loads(out)["verdicts"]])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_stored_features_in_a_file(fitted, oodles_run, tmp_path):
     code, out, err = oodles_run("score", fitted / "guard", fitted / "test", "--out", tmp_path / "scores.npy")
     assert (code, out) == (0, ""), err
@@ -209,13 +201,6 @@ def test_options_for_files_that_exclude_each_other(fitted, refused, tmp_path):
     both = ["score", fitted / "guard", tmp_path / "rows.parquet", "test", "--ray", "--out", tmp_path / "new"]
     assert "some inputs are Parquet files and some are images" in refused(*both)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_cifar_batch(fitted, oodles_run):
-    batch = "data/cifar-10-batches-py/test_batch"
-    code, out, err = oodles_run("score", fitted / "guard", batch, *NETWORK, "--csv")
-    assert code == 0, err
-    assert [line.partition(",")[0] for line in out.splitlines()[1:]] == [f"{batch}[{row}]" for row in range(20)]
 
 
 def test_the_network_is_given_a_batch_at_a_time(workspace, watched, oodles_run):

@@ -1,4 +1,4 @@
-"""``ExportedGuard.explain`` next to ``Guard.explain``, thresholds that change while a guard runs, and older exports."""
+"""``ExportedGuard.explain`` next to ``Guard.explain`` and thresholds that change while a guard runs."""
 
 import math
 

@@ -1,6 +1,5 @@
 """Saved detectors: what a record holds, that files cause no imports, and that anything unexpected is refused."""
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.detector_data import every_detector
 from torch import Tensor
 
 import oodles
@@ -24,17 +22,14 @@ from oodles.data.transforms import CIFAR
 from oodles.deploy.saving import load_detector, load_guard, save_detector, save_guard, save_threshold
 from oodles.detectors import (
     DICE,
-    GODIN,
     KNN,
     ODIN,
     DefaultEnsemble,
     Detector,
     LogitDetector,
-    Mahalanobis,
     RankEnsemble,
     ReAct,
     detector_list,
-    parse,
 )
 from oodles.detectors.arguments import describe
 from oodles.errors import ArgumentError, FileError, NotFittedError
@@ -86,36 +81,6 @@ def reloaded(detector: Detector, folder: Path) -> Detector:
 
 
 # What a record holds ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("detector", every_detector(), ids=lambda each: each.spec)
-def test_loading_gives_the_same_detector(detector: Detector, features: Features, tmp_path: Path) -> None:
-    loaded = reloaded(detector.fit(features), tmp_path / "saved")
-    assert type(loaded) is type(detector)
-    assert describe(loaded) == describe(detector)
-    assert loaded.spec == detector.spec
-    assert loaded.fitted
-    assert torch.equal(loaded.score(features), detector.score(features))
-    assert {path.suffix or path.name for path in (tmp_path / "saved").iterdir()} == {".json", ".safetensors", LOCK}
-
-
-@pytest.mark.parametrize(
-    "detector",
-    [
-        ODIN(),
-        GODIN(),
-        Mahalanobis(layers=("a",), epsilon=0.01),
-        parse("adascale"),
-        RankEnsemble(detectors=["odin", "knn"]),
-    ],
-    ids=lambda each: each.spec,
-)
-def test_what_tuning_chose_is_kept(detector: Detector, tmp_path: Path) -> None:
-    features = with_passes(detector, example_features(60))
-    with pytest.raises(NotFittedError):
-        save_detector(detector, tmp_path / "early")
-    loaded = reloaded(fit_and_tune(detector, features), tmp_path / "saved")
-    assert torch.equal(loaded.score(features), detector.score(features))
 
 
 def test_a_record_holds_class_arguments_and_version(saved: Path) -> None:
@@ -181,9 +146,10 @@ def test_a_score_keeps_its_settings(features: Features, tmp_path: Path) -> None:
     assert torch.equal(loaded.score(features), detector.score(features))
 
 
-def test_saving_before_fitting(tmp_path: Path) -> None:
-    with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
-        save_detector(DICE(p=0.5), tmp_path / "saved")
+def test_saving_before_fitting_or_tuning(tmp_path: Path) -> None:
+    for detector in (DICE(p=0.5), ODIN()):
+        with pytest.raises(NotFittedError):
+            save_detector(detector, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
@@ -251,16 +217,11 @@ def test_a_class_defined_in_a_function_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ArgumentError) as caught:
         save_detector(Local(), tmp_path / "saved")
-    message = str(caught.value)
-    assert "Local could not be loaded again: define the class at the top level of" in message
-    assert "\n" not in message
-    assert not (tmp_path / "saved").exists()
-
-
-def test_a_class_nested_in_another_is_refused(tmp_path: Path) -> None:
-    class_ = type("Inner", (Constant,), {"__module__": __name__, "__qualname__": "Constant.Inner"})
+    assert "Local could not be loaded again" in str(caught.value)
+    nested = type("Inner", (Constant,), {"__module__": __name__, "__qualname__": "Constant.Inner"})
     with pytest.raises(ArgumentError, match=r"Constant\.Inner could not be loaded again"):
-        save_detector(class_(), tmp_path / "saved")
+        save_detector(nested(), tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 SCRIPT = """
@@ -416,33 +377,6 @@ def test_any_flipped_bit_of_the_tensors_is_found(saved: Path) -> None:
     load_detector(saved)
 
 
-def test_any_changed_byte_of_the_record_is_found(saved: Path) -> None:
-    file = saved / "detector.json"
-    whole = file.read_bytes()
-    for position, byte in enumerate(whole):
-        if chr(byte).isspace():
-            continue  # white space between the values does not count
-        broken = bytearray(whole)
-        broken[position] = byte ^ 1
-        file.write_bytes(broken)
-        refused(saved, str(file))
-    file.write_bytes(whole.replace(b"0.7", b"0.6"))
-    refused(saved, str(file), "altered")
-    file.write_bytes(b"[]")
-    refused(saved, str(file))
-
-
-@pytest.mark.parametrize("schema", [0, 2, 99, "1", None])
-def test_another_schema_is_refused(saved: Path, schema: Any) -> None:
-    reseal(saved, schema=schema)
-    refused(saved, str(saved / "detector.json"), f"has schema {schema}, this version of oodles reads schema 1")
-
-
-def test_another_kind_is_refused(saved: Path) -> None:
-    reseal(saved, kind="guard")
-    refused(saved, str(saved / "detector.json"), "not a record of kind 'detector'")
-
-
 @pytest.mark.parametrize(
     "described",
     [
@@ -510,32 +444,6 @@ def test_scores_that_do_not_exist_are_refused(saved: Path, score: dict[str, Any]
 def test_every_field_has_its_type(saved: Path, field: str, value: Any) -> None:
     reseal(saved, **{field: value})
     refused(saved, str(saved / "detector.json"), f"`$.{field}`")
-
-
-def test_a_field_that_this_version_does_not_know_is_refused(saved: Path) -> None:
-    reseal(saved, temperature=2.0)
-    refused(saved, str(saved / "detector.json"), "unknown field `temperature`")
-
-
-@pytest.mark.parametrize("entry", [None, [], {}, {"file": "x"}, {"sha256": "0"}, {"file": 5, "sha256": "0"}], ids=str)
-def test_a_record_without_its_tensors_is_refused(saved: Path, entry: Any) -> None:
-    reseal(saved, tensors=entry)
-    refused(saved, str(saved))
-
-
-def deep(folder: Path, depth: int) -> None:
-    """A sealed record with lists nested to a depth, written by hand because the encoder goes less deep."""
-    record = {name: value for name, value in record_of(folder).items() if name != "seal"} | {"detector": "@"}
-    nested = "[" * depth + "]" * depth
-    canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).replace('"@"', nested)
-    sealed = {**record, "seal": hashlib.sha256(canonical.encode()).hexdigest()}
-    (folder / "detector.json").write_text(json.dumps(sealed).replace('"@"', nested))
-
-
-@pytest.mark.parametrize("depth", [10, 300, 600, 900, 960, 980, 1000, 5_000, 100_000])
-def test_deep_nesting_is_refused(saved: Path, depth: int) -> None:
-    deep(saved, depth)
-    refused(saved, str(saved / "detector.json"))
 
 
 # Tensors that do not belong ---------------------------------------------------------------------
@@ -631,15 +539,6 @@ def test_tensors_of_another_detector_are_refused(saved: Path) -> None:
     refused(saved, str(tensors_of(saved)), "KNN")
 
 
-def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
-    file = tensors_of(saved)
-    file.rename(file.with_suffix(".away"))
-    refused(saved, str(file))
-    (saved / "detector.json").unlink()
-    refused(saved, str(saved / "detector.json"))
-    refused(tmp_path / "nowhere", str(tmp_path / "nowhere" / "detector.json"))
-
-
 @pytest.mark.parametrize("name", ["../{name}", "{folder}/{name}", "inner/{name}", "..", ".", ""])
 def test_a_path_that_leads_outside_is_refused(saved: Path, name: str) -> None:
     """Even if there is a valid file: a saved detector is one folder."""
@@ -650,14 +549,6 @@ def test_a_path_that_leads_outside_is_refused(saved: Path, name: str) -> None:
     outside = name.format(name=file.name, folder=saved.parent)
     reseal(saved, tensors={**entry, "file": outside})
     refused(saved, repr(outside), str(saved))
-
-
-def test_a_symbolic_link_is_refused(saved: Path) -> None:
-    file = tensors_of(saved)
-    elsewhere = saved.parent / "elsewhere.safetensors"
-    file.rename(elsewhere)
-    file.symlink_to(elsewhere)
-    refused(saved, str(file), "symbolic link")
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "newer"])

@@ -9,7 +9,6 @@ from support.pages import check_page
 from support.scored import COLUMNS, failed, scored, write_scored
 
 from oodles.deploy.results.reading import read_rows
-from oodles.deploy.results.rows import Row
 from oodles.errors import DataError, FileError
 from oodles.report import results_part, write_report
 
@@ -19,12 +18,6 @@ ROWS = [
     scored("naïve/日本.png", 0.0, p_value=None, probability=None),
     failed("broken.png", "not an image"),
 ]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
-    path = write_scored(tmp_path / f"results{suffix}", ROWS)
-    assert list(read_rows(path)) == [Row(**row) for row in ROWS]
 
 
 def test_names_that_are_not_valid_text(tmp_path: Path) -> None:
@@ -54,18 +47,13 @@ LINE = json.dumps({name: scored("a", 1.0)[name] for name in COLUMNS})
             LINE.replace('"score": 1.0', '"score": "high"').encode() + b"\n",
             "row 1: Expected `float . null`, got `str`",
         ),
-        ("x.jsonl", b'{"path": "a", "score": 1}\n', "does not have the columns"),
         ("x.jsonl", b"[" * 100_000 + b"\n", "row 1"),
         ("x.jsonl", b'{"path": "' + b"a" * (1 << 20) + b'"}\n', "longer than allowed"),
-        ("x.jsonl", b'{"path": "\xff", "score": 1, "is_id": true}\n', "row 1"),
         ("x.csv", b"", "does not begin with the line path,label"),
         ("x.csv", b"path,score\na,1\n", "does not begin with the line path,label"),
-        ("x.csv", f"{HEADER}\na,1\n".encode(), "2 columns"),
-        ("x.csv", f"{HEADER}\na,1,c,0.5,high,0.1,true,\n".encode(), "high"),
-        ("x.csv", f"{HEADER}\na,1,c,0.5,1,0.1,perhaps,\n".encode(), "perhaps"),
         ("x.csv", f"{HEADER}\n\xff".encode("latin1"), "row 1"),
-        ("x.csv", f'{HEADER}\n"{"a" * 200_000}",1,c,0.5,1,0.1,true,\n'.encode(), "row 1"),
         ("x.parquet", b"PAR1 and then nothing", "does not hold results"),
+        ("x.csv", f"{HEADER}\na,1,c,0.5,1,0.1".encode(), "row 1: the line is cut off"),
         ("x.parquet", b"", "does not hold results"),
     ],
 )

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from pyarrow import parquet
 from support.disks import files_up_to
 
-from oodles.deploy.results import reading, writing
+from oodles.deploy.results import writing
 from oodles.deploy.results.jobs import Job, job_path, read_job
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import COLUMNS, Row
 from oodles.deploy.results.scores import write_scores
 from oodles.deploy.results.writing import check_results, open_results, rows_path
-from oodles.errors import ArgumentError, DataError, FileError, MissingPackageError
+from oodles.errors import ArgumentError, FileError, MissingPackageError
 
 JOB = Job("msp", 0.5, 0.95, "a" * 64, {"size": 32}, 3)
 KINDS = [".csv", ".jsonl", ".parquet"]
@@ -130,16 +130,6 @@ def test_a_finished_job_has_nothing_left_and_more_inputs_are_added(whole, tmp_pa
     assert path.read_bytes() == (whole / path.name).read_bytes()
 
 
-def test_a_parquet_file_appears_when_it_is_complete(tmp_path):
-    path = tmp_path / "r.parquet"
-    with open_results(path, JOB) as results:
-        for batch in results.remaining(BATCHES, lambda _: None):
-            results.append([row(name) for name in batch.names])
-            assert not path.exists()
-        results.finish()
-    assert {each.name for each in tmp_path.iterdir()} == {"r.parquet", "r.parquet.job"}
-
-
 def test_a_kill_between_the_parquet_file_and_the_removal_of_its_rows(whole, tmp_path):
     path = tmp_path / "r.parquet"
     write(path, stop=4)
@@ -239,40 +229,6 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_when_there_is_room(tmp_path
     assert 0 < path.stat().st_size <= 5000
     write(path, many, resume=True)
     assert path.read_bytes() == straight.read_bytes()
-
-
-def test_what_cannot_be_read(whole, tmp_path):
-    with pytest.raises(FileError, match="does not exist"):
-        list(read_rows(tmp_path / "none.csv"))
-    tmp_path.with_suffix(".csv").mkdir()
-    with pytest.raises(FileError, match="is not a file"):
-        list(read_rows(tmp_path.with_suffix(".csv")))
-    for kind in (".csv", ".jsonl"):
-        path = whole / f"r{kind}"
-        path.write_bytes(path.read_bytes()[:-5])
-        with pytest.raises(DataError, match=r"row 8: the line is cut off or .* --resume. completes it"):
-            list(read_rows(path))
-    (whole / "r.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match="row 0: it does not begin with the line path,label"):
-        list(read_rows(whole / "r.csv"))
-    (whole / "r.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(DataError, match="does not hold results of"):
-        list(read_rows(whole / "r.parquet"))
-    parquet.write_table(parquet.read_table(_one(tmp_path)).drop_columns(["score"]), tmp_path / "other.parquet")
-    with pytest.raises(DataError, match="has no column score"):
-        list(read_rows(tmp_path / "other.parquet"))
-
-
-def _one(folder):
-    write(folder / "one.parquet", BATCHES[:1])
-    return folder / "one.parquet"
-
-
-def test_lines_are_never_read_without_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_BYTES", 100)
-    (tmp_path / "r.jsonl").write_bytes(b" " * 1000 + b"\n")
-    with pytest.raises(DataError, match="row 1: the line is cut off or longer than allowed"):
-        list(read_rows(tmp_path / "r.jsonl"))
 
 
 @pytest.mark.parametrize("rows", [1, 9, 10, 12_345])
