@@ -13,18 +13,12 @@ from support.smooth import small, smooth
 from torch import nn
 
 import oodles as ood
-from oodles.calibration import calibrate
-from oodles.deploy.saving import save_detector
 from oodles.detectors import AdaSCALE, parse
-from oodles.detectors.network_detector import needs_network, steps_of
-from oodles.errors import NotFittedError
+from oodles.detectors.network_detector import steps_of
 from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
-from oodles.guard import Guard
 from oodles.selection.tuning import tune
 from oodles.testing import example_features, fit_and_tune
-
-NAN, INF = float("nan"), float("inf")
 
 
 def arrays(*tensors):
@@ -101,20 +95,6 @@ def test_the_further_a_row_moves_compared_with_held_out_rows_the_more_units_are_
     assert units_kept(detector, rows_moved_by(moves)) == [2, 6, 6, 10, 10, 14, 14, 18, 18]
 
 
-def test_one_held_out_row_gives_two_percentiles():
-    detector = AdaSCALE(low=10, high=90)
-    detector.fit(rows_moved_by([1.0])).tune(rows_moved_by([1.0]))
-    assert units_kept(detector, rows_moved_by([0.5, 1.0, 2.0])) == [2, 18, 18]
-
-
-def test_held_out_rows_may_come_in_any_order_and_be_equal():
-    first, second = AdaSCALE(low=10, high=90), AdaSCALE(low=10, high=90)
-    first.fit(rows_moved_by([1.0])).tune(rows_moved_by([3.0, 1.0, 2.0, 2.0]))
-    second.fit(rows_moved_by([1.0])).tune(rows_moved_by([2.0, 2.0, 3.0, 1.0]))
-    assert torch.equal(first.reference_, second.reference_)
-    assert units_kept(first, rows_moved_by([1.5, 2.0, 2.5])) == [6, 14, 14]
-
-
 @pytest.mark.parametrize(
     ("width", "low", "high", "below", "rows"),
     [(50, 10, 95, 10, 25), (50, 10, 95, 80, 100), (100, 10, 75, 9, 10), (50, 75, 85, 8, 10), (24, 60, 90, 7, 10)],
@@ -132,23 +112,6 @@ def test_with_equal_percentiles_it_is_the_shape_that_it_adapts(scaled, other):
     features = both_passes(*made_up(40, 30, signed=True))
     got = fit_and_tune(AdaSCALE(low=85, high=85, scaled=scaled), features).score(features)
     torch.testing.assert_close(got, parse(other).fit(features).score(features))
-
-
-def test_a_second_fit_discards_the_held_out_images_and_errors_say_what_is_missing(tmp_path):
-    features = rows_moved_by([1.0, 2.0])
-    detector = AdaSCALE()
-    with pytest.raises(NotFittedError, match=r"call \.fit"):
-        detector.score(features)
-    detector.fit(features)
-    assert (detector.tuned, detector.fitted, needs_network(detector)) == (False, False, True)
-    for action in (lambda: detector.score(features), lambda: save_detector(detector, tmp_path / "d")):
-        with pytest.raises(NotFittedError, match=r"oodles\.selection\.tune"):
-            action()
-    with pytest.raises(NotFittedError, match=r"oodles\.selection\.tune"):
-        detector(features.embedding, features.logits, features.embedding)
-    detector.tune(features)
-    assert detector.fitted
-    assert not detector.fit(features).tuned
 
 
 # With a network -------------------------------------------------------------------------------------
@@ -211,35 +174,3 @@ def test_any_number_of_detectors_cost_one_more_forward_and_backward_pass():
     ood.extract(plain := smooth(), [small(6)], progress=False)
     assert (model.forwards, model.backwards) == ([*plain.forwards, 6], [6])
     assert len(steps_of([AdaSCALE(), AdaSCALE(epsilon=0.4), AdaSCALE(share=0.1)])) == 3
-
-
-def test_tuning_uses_only_the_requested_images_and_does_not_change_a_tuned_detector():
-    model, detector = wide(), AdaSCALE()
-    detector.fit(ood.extract(model, [small(12)], progress=False))
-    tune([detector], model, [small(12)], max_images=7)
-    first = detector.reference_
-    assert len(first) == 7
-    tune([detector], model, [small(12, seed=5)])
-    assert detector.reference_ is first
-    with pytest.raises(NotFittedError, match=r"call \.fit"):
-        tune([AdaSCALE()], model, [small(4)])
-
-
-@pytest.mark.parametrize("value", [NAN, INF])
-def test_a_guard_scores_as_extract_does_and_rejects_a_broken_image(value, tmp_path):
-    model, images = wide().float(), small(9, seed=4, dtype=torch.float32)
-    detector = AdaSCALE()
-    detector.fit(ood.extract(model, [small(20, dtype=torch.float32)], progress=False))
-    tune([detector], model, [small(30, seed=1, dtype=torch.float32)])
-    seen = ood.extract(model, [images], steps=steps_of([detector]), progress=False)
-    guard = Guard(model, detector, calibrate(detector.score(seen), 0.9))
-    intact = guard(images)
-    torch.testing.assert_close(intact.score, detector.score(seen), rtol=1e-5, atol=1e-6)
-    guard.save(tmp_path / "guard")
-    assert torch.equal(Guard.load(tmp_path / "guard", model)(images).score, intact.score)
-    broken = images.clone()
-    broken[2, 1, 3, 3] = value
-    verdict = guard(broken)
-    assert not bool(verdict.is_id[2])
-    others = [place for place in range(9) if place != 2]
-    torch.testing.assert_close(verdict.score[others], intact.score[others])

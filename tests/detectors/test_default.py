@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ensemble as slow
 from support.ensembles import extracted, fit_in_parts, with_labels, with_predicted_labels
-from support.networks import Net, NoBias, pictures, seeded
 
-import oodles as ood
 from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
 from oodles.detectors.arguments import describe
 from oodles.detectors.ensemble import MIN_ROWS
-from oodles.errors import ArgumentError, DataError, FitWarning, NotFittedError
+from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features, Head
 from oodles.testing import example_features
 
@@ -70,21 +68,6 @@ def test_its_first_member_is_react_scale_dice() -> None:
     assert torch.equal(ReActScaleDICE().fit(WHOLE).score(WHOLE), want)
 
 
-def test_react_scale_dice_with_other_settings(tmp_path: Path) -> None:
-    detector = ReActScaleDICE(percentile=90, scale=50, p=0.4).fit(WHOLE)
-    assert detector.spec == "react(90)+scale(50)+dice(0.4)+energy"
-    assert torch.equal(detector.score(WHOLE), parse(detector.spec).fit(WHOLE).score(WHOLE))
-    assert not torch.equal(detector.score(WHOLE), ReActScaleDICE().fit(WHOLE).score(WHOLE))
-    save_detector(detector, tmp_path / "saved")
-    loaded = load_detector(tmp_path / "saved")
-    assert type(loaded) is ReActScaleDICE
-    assert loaded.arguments() == {"percentile": 90, "scale": 50, "p": 0.4}
-    assert torch.equal(loaded.score(WHOLE), detector.score(WHOLE))
-    for wrong in ({"percentile": 101}, {"scale": 100}, {"p": 1.5}):
-        with pytest.raises(ArgumentError):
-            ReActScaleDICE(**wrong)
-
-
 def test_it_uses_no_labels(scores: torch.Tensor) -> None:
     bare, wrong = with_labels(WHOLE, None), with_labels(WHOLE, WHOLE.labels.flip(0))
     assert "labels" not in DefaultEnsemble().learns_from
@@ -100,15 +83,6 @@ def test_ood_rows_score_lower() -> None:
     noise = Features((0.8 + torch.randn(200, 24, generator=generator)).relu(), head=features.head)
     ood_scores = detector.score(noise)
     assert float((id_scores[:, None] > ood_scores[None]).double().mean()) > 0.9
-
-
-@pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
-def test_a_failed_fit_leaves_the_detector_unfitted() -> None:
-    detector = DefaultEnsemble().fit(WHOLE)
-    with pytest.raises(DataError):
-        detector.fit(WHOLE[:1])
-    with pytest.raises(NotFittedError, match=r"\.fit"):
-        detector.score(WHOLE)
 
 
 # Orders and parts -----------------------------------------------------------------------------------
@@ -231,18 +205,6 @@ def test_data_that_nothing_can_be_learned_from_is_refused_in_one_line(name: str)
     features, reason = IMPOSSIBLE[name]
     with pytest.raises(DataError, match=reason) as raised:
         DefaultEnsemble().fit(features)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.filterwarnings("ignore:.*held out only 0 rows:oodles.errors.FitWarning")
-@pytest.mark.parametrize(
-    ("held_out", "reason"), [(False, "held-out rows are all equal"), (True, "held out all 100 rows")]
-)
-def test_equal_rows_are_refused(held_out: bool, reason: str) -> None:
-    features = extracted(100)
-    place = int((slow.is_held_out(features) == held_out).nonzero()[0, 0])
-    with pytest.raises(DataError, match=reason) as raised:
-        DefaultEnsemble().fit(features[[place] * 100])
     assert "\n" not in str(raised.value)
 
 
@@ -381,52 +343,7 @@ def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(
     torch.testing.assert_close(reordered.score(whole), scores, rtol=1e-4, atol=1e-4)
 
 
-def test_the_members_for_logits_alone_equal_their_ensemble_by_hand() -> None:
-    logits = Features(logits=WHOLE.logits)
-    detector = default_detector(logits).fit(logits)
-    same = RankEnsemble(detectors=["energy", "gen", "max_logit"], reduction="fisher").fit(logits)
-    torch.testing.assert_close(detector.score(logits), same.score(logits))
-    assert "embedding" not in detector.learns_from
-    assert "labels" not in detector.learns_from
-
-
 def test_the_usual_default_is_refused_for_a_multi_label_model() -> None:
     several = Features(WHOLE.embedding, head=WHOLE.head, multilabel=True)
     with pytest.raises(ArgumentError, match="default takes classes as exclusive, but the model is multi-label"):
         DefaultEnsemble().fit(several)
-
-
-# With a network -------------------------------------------------------------------------------------
-
-
-IMAGES = pictures(220, seed=5)
-LABELS = torch.arange(220) % 5
-
-
-@pytest.mark.parametrize("network", [Net, NoBias])
-def test_a_guard_from_end_to_end(network: type[Net], tmp_path: Path) -> None:
-    model = seeded(network).eval()
-    labelled = [(IMAGES[:110], LABELS[:110]), (IMAGES[110:160], LABELS[110:160])]
-    bare = [images for images, _ in labelled]
-    calibration = [IMAGES[160:]]
-    guards = [ood.Guard.fit(model, loader, calibration=calibration) for loader in (labelled, bare)]
-    assert isinstance(guards[0].detector, DefaultEnsemble)
-    first, second = (guard(IMAGES[:30]) for guard in guards)
-    assert torch.equal(first.score, second.score)
-    assert torch.isfinite(first.score).all()
-    assert torch.equal(first.logits, model(IMAGES[:30]))
-    assert float(guards[0](IMAGES[160:]).is_id.double().mean()) >= 0.95
-    guards[0].save(tmp_path / "guard")
-    again = ood.Guard.load(tmp_path / "guard", model)(IMAGES[:30])
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, first, strict=True))
-
-
-def test_a_guard_without_calibration_images() -> None:
-    model = seeded(Net).eval()
-    guard = ood.Guard.fit(model, [IMAGES])
-    assert guard(IMAGES).is_id.double().mean() > 0.8
-    broken = IMAGES[:3].clone()
-    broken[1] = torch.nan
-    assert guard(broken).is_id[1].item() is False
-    with pytest.raises(DataError, match="too small to split"):
-        ood.Guard.fit(model, [IMAGES[:50]])

@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ensemble as slow
 from support.ensembles import extracted, fit_in_parts, with_predicted_labels
-from support.networks import Net, pictures, seeded, spread
 
-import oodles as ood
 from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DICE, KNN, MSP, ODIN, SCALE, LogitDetector, RankEnsemble, ReAct, combine, parse
 from oodles.detectors.arguments import describe
 from oodles.detectors.base import Detector
 from oodles.detectors.ensemble import MIN_ROWS, REDUCTIONS, centre_and_spread, reference_quantiles
-from oodles.detectors.network_detector import layers_of, steps_of
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.functional import energy, msp
@@ -43,15 +40,6 @@ def test_deviations_agree_with_the_reference(values: list[float], scores: list[f
     centre, spread = centre_and_spread(torch.tensor(values, dtype=torch.float64))
     got = (torch.tensor(scores, dtype=torch.float64) - centre) / spread
     np.testing.assert_allclose(got, [slow.deviation(score, values) for score in scores], rtol=1e-9, atol=1e-9)
-
-
-def test_the_rank_is_a_half_at_the_median_and_a_twentieth_at_the_low_quantile() -> None:
-    scores = torch.randn(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
-    centre, spread = centre_and_spread(scores)
-    at = torch.quantile(scores, torch.tensor([0.5, 0.05], dtype=torch.float64))
-    torch.testing.assert_close(
-        torch.special.ndtr((at - centre) / spread), torch.tensor([0.5, 0.05], dtype=torch.float64)
-    )
 
 
 def test_a_median_that_most_scores_share_still_has_a_spread() -> None:
@@ -301,55 +289,3 @@ def test_every_argument_of_every_member_survives_saving(tmp_path: Path) -> None:
         assert type(mine) is type(other)
         assert describe(mine) == describe(other)
     assert torch.equal(loaded.score(features), ensemble.score(features))
-
-
-def test_a_saved_ensemble_keeps_its_arguments_if_defaults_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ensemble = RankEnsemble(detectors=("knn", "react(90)")).fit(WHOLE)
-    before, scores = describe(ensemble), ensemble.score(WHOLE)
-    save_detector(ensemble, tmp_path / "saved")
-    monkeypatch.setitem(KNN.__init__.__kwdefaults__, "k", 3)
-    monkeypatch.setitem(RankEnsemble.__init__.__kwdefaults__, "reduction", "min")
-    monkeypatch.setitem(RankEnsemble.__init__.__kwdefaults__, "holdout", 0.5)
-    assert describe(RankEnsemble(detectors=("knn", "react(90)"))) != before, "the defaults did change"
-    loaded = load_detector(tmp_path / "saved")
-    assert describe(loaded) == before
-    assert torch.equal(loaded.score(WHOLE), scores)
-
-
-# With a network -------------------------------------------------------------------------------------
-
-
-IMAGES = pictures(220, seed=5)
-LABELS = torch.arange(220) % 5
-
-
-@pytest.mark.parametrize(
-    ("text", "ranked_by_tune"),
-    [
-        ("rank_ensemble(('msp', 'odin(epsilon=0.004)'), 'fisher')", True),
-        ("rank_ensemble(('msp', 'odin'), 'fisher')", True),
-        ("rank_ensemble(('knn(3)', 'adascale'), 'fisher')", True),
-        ("rank_ensemble(('msp', 'mahalanobis(epsilon=0.001)'))", True),
-        ("rank_ensemble(('msp', 'mahalanobis(epsilon=None)'), 'min')", True),
-        ("rank_ensemble(('msp', 'knn(3)'), 'fisher', 0)", True),
-        ("rank_ensemble(('msp', 'knn(3)'), 'fisher')", False),
-    ],
-)
-def test_members_that_need_the_network(text: str, ranked_by_tune: bool, tmp_path: Path) -> None:
-    model = spread(seeded(Net)).eval()
-    detector = parse(text)
-    train, held_out = [(IMAGES[:120], LABELS[:120])], [(IMAGES[120:], LABELS[120:])]
-    detector.fit(ood.extract(model, train, layers=layers_of([detector]), progress=False))
-    assert detector.tunes == (("centre_", "spread_", "reference_") if ranked_by_tune else ())
-    assert detector.fitted != ranked_by_tune
-    ood.selection.tune([detector], model, held_out)
-    assert detector.fitted
-    test = ood.extract(model, [IMAGES[:30]], layers=layers_of([detector]), steps=steps_of([detector]), progress=False)
-    scores = detector.score(test)
-    assert torch.isfinite(scores).all()
-    save_detector(detector, tmp_path / "saved")
-    assert torch.equal(load_detector(tmp_path / "saved").score(test), scores)
-    guard = ood.Guard.fit(model, train, calibration=held_out, detector=parse(text))
-    torch.testing.assert_close(guard(IMAGES[:30]).score, scores, rtol=1e-3, atol=1e-3)

@@ -8,12 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import maps as slow
-from support import networks
 from support.ensembles import fit_in_parts
 from support.networks import batched, one_thread, pictures, seeded, spread  # noqa: F401
 
 import oodles as ood
-from oodles.detectors import Gram, RankEnsemble, RankFeat
+from oodles.detectors import Gram
 from oodles.detectors import gram as gram_module
 from oodles.detectors.gram import HELD_OUT_PERCENT, ClassRange
 from oodles.detectors.statistics import row_keys
@@ -71,19 +70,6 @@ def test_a_tenth_of_the_rows_is_held_out_and_training_rows_do_not_deviate():
     scores = detector.fit(features).score(features)
     assert torch.equal(scores[~held_out], torch.zeros(int((~held_out).sum())))
     assert (scores[held_out] < 0).any()
-
-
-def test_order_and_parts_do_not_matter():
-    features = features_of(*made_up(300), 2)
-    whole = Gram(layers=LAYERS, orders=2).fit(features)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
-    shuffled = Gram(layers=LAYERS, orders=2).fit(features[order])
-    parts = fit_in_parts(Gram(layers=LAYERS, orders=2), features[order].batches(17))
-    halves = [Gram(layers=LAYERS, orders=2).partial_fit(part) for part in (features[:31], features[31:])]
-    merged = Gram(layers=LAYERS, orders=2).merge(halves[1]).merge(halves[0]).finish()
-    for other in (shuffled, parts, merged):
-        for name, buffer in whole.state_dict().items():
-            assert torch.equal(other.state_dict()[name], buffer), name
 
 
 def test_the_held_out_sample_is_bounded(monkeypatch):
@@ -174,30 +160,6 @@ def test_layers_of_another_width_are_refused():
 
 
 # With a network -----------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-def test_a_guard_scores_as_the_features_do(tmp_path):
-    model = seeded(lambda: spread(networks.Net()))
-    detector = Gram(layers=("body.conv1", "body"), orders=3)
-    guard = ood.Guard.fit(model, batched(240, 40), calibration=batched(60, 20, seed=7), detector=detector)
-    images = pictures(9, seed=3)
-    verdict = guard(images)
-    features = ood.extract(model, [images], layers=detector.layers, labels=False)
-    torch.testing.assert_close(verdict.score, detector.score(features), rtol=1e-4, atol=1e-3)
-    assert guard(images * 3 + 1).score.max() < verdict.score.min()
-    guard.save(tmp_path / "guard")
-    assert torch.equal(ood.Guard.load(tmp_path / "guard", model)(images).score, verdict.score)
-
-
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-def test_both_are_members_of_an_ensemble_that_is_tuned_with_the_network():
-    model = seeded(lambda: spread(networks.Net()))
-    members = (Gram(layers=("body",), orders=2), RankFeat(layer="body"), "energy")
-    ensemble = RankEnsemble(detectors=members)
-    assert set(ensemble.layers) == {"body", "body:gram(2)", "body:rankfeat"}
-    guard = ood.Guard.fit(model, batched(240, 40), calibration=batched(60, 20, seed=7), detector=ensemble)
-    assert torch.isfinite(guard(pictures(9, seed=3)).score).all()
 
 
 @pytest.mark.slow

@@ -278,12 +278,6 @@ def test_a_chain_is_for_multi_label_models_if_its_score_is(features: Features) -
 # Mistakes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [DICE(), functional.clip, 90])
-def test_something_that_is_not_a_shape_is_named(shape: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"is not a Shape; give e\.g\. ReAct"):
-        LogitDetector(shape=shape)
-
-
 def test_stages_in_the_wrong_place() -> None:
     with pytest.raises(ArgumentError, match="is not a Shape"):
         DICE(shape=["react"])  # type: ignore[list-item]

@@ -11,15 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import gradient as slow
 from reference.metrics import fpr_at_tpr
-from sklearn.covariance import EmpiricalCovariance
-from support import networks
 from support.detector_data import labelled
 from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
 from support.smooth import classes_of, distance_twin, fitted, plain, small, smooth
-from support.snapshots import portrait
 
-from oodles.calibration import calibrate
-from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import ODIN, Mahalanobis
 from oodles.detectors.mahalanobis import combine_layers
 from oodles.detectors.network_detector import steps_of
@@ -33,7 +28,6 @@ from oodles.errors import (
     ShapeError,
 )
 from oodles.features import Features
-from oodles.guard import Guard
 from oodles.network.extraction import extract
 from oodles.network.perturbation import fgsm
 from oodles.selection.tuning import tune
@@ -83,18 +77,6 @@ def test_scores_match_a_loop_over_classes(counts, width, dead, value, seed):
     others = torch.cat([rows, far_rows(width, seed=seed)])
     want = -slow.distance(rows.double().numpy(), labels.numpy())(others.double().numpy())
     assert relative_error(detector.score(as_features(others, classes=len(counts))), want) < 1e-4
-
-
-def test_scikit_learns_covariance_agrees():
-    rows, labels = labelled([30, 50, 20], 6)
-    means = slow.class_means(rows.numpy(), labels.numpy())
-    centred = rows.numpy() - np.stack([means[label] for label in labels.tolist()])
-    model = EmpiricalCovariance(assume_centered=True).fit(centred)
-    others = far_rows(6)
-    want = -np.min([model.mahalanobis(others.double().numpy() - mean) for mean in means.values()], axis=0)
-    assert (
-        relative_error(Mahalanobis().fit(as_features(rows, labels)).score(as_features(others, classes=3)), want) < 1e-5
-    )
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
@@ -315,17 +297,6 @@ def test_the_step_over_layers_is_the_one_with_the_lowest_fpr95(monkeypatch):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
 
 
-def test_layers_are_combined_by_scikit_learns_regression_on_standardised_columns():
-    draw = np.random.default_rng(0)
-    # scales that differ a thousandfold, as distances in different layers do
-    inside = draw.normal(size=(60, 3)) * [1, 1000, 0.01] - [5, 8000, 0.0]
-    outside = draw.normal(size=(60, 3)) * [1, 1000, 0.01] - [6, 9500, 0.02]
-    weights, offset = combine_layers(torch.from_numpy(inside), torch.from_numpy(outside))
-    rows = np.concatenate([inside, outside])
-    np.testing.assert_allclose(rows @ weights.numpy() + offset.item(), slow.combined(inside, outside)(rows), rtol=1e-6)
-    assert float((inside @ weights.numpy()).mean()) > float((outside @ weights.numpy()).mean())
-
-
 def test_a_constant_layer_does_not_break_the_regression():
     draw = np.random.default_rng(0)
     inside, outside = (torch.from_numpy(draw.normal(size=(40, 2)) + shift) for shift in (1.0, -1.0))
@@ -344,33 +315,6 @@ def test_the_extra_is_named_if_scikit_learn_is_missing(monkeypatch):
         layered(0.0)
 
 
-@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
-def test_half_the_rows_train_and_half_choose():
-    rows = example_features(rows=80, width=6, classes=3)
-    detector = Mahalanobis(layers=["a"])
-    columns = {"a": rows.embedding[:, :4]}
-    ids = Features(rows.embedding, labels=rows.labels, head=rows.head, layers=columns)
-    oods = Features(rows.embedding.flip(0), head=rows.head, layers={"a": columns["a"].flip(0) + 1})
-    detector.fit(ids).tune(ids, oods)
-    weights = detector.coefficients_.clone()
-    # rows after the first half are not part of the regression
-    second = [torch.cat([part[:40], part[40:] * 2]) for part in (oods.embedding, oods.layers["a"])]
-    detector.tune(ids, Features(second[0], head=rows.head, layers={"a": second[1]}))
-    assert torch.equal(detector.coefficients_, weights)
-    first = [torch.cat([part[:40] * 2, part[40:]]) for part in (oods.embedding, oods.layers["a"])]
-    detector.tune(ids, Features(first[0], head=rows.head, layers={"a": first[1]}))
-    assert not torch.allclose(detector.coefficients_, weights)
-
-
-def test_a_chosen_step_is_kept_on_disk(tmp_path):
-    detector = fitted(smooth(), Mahalanobis(epsilon=None))
-    detector.choice_ = torch.tensor(3)
-    save_detector(detector, tmp_path / "d")
-    back = load_detector(tmp_path / "d")
-    assert back.step_size == 0.0014
-    assert [step.identity for step in back.steps()] == [step.identity for step in detector.steps()]
-
-
 def test_fitting_again_discards_what_was_tuned():
     detector, model = layered(0.0)
     assert detector.fitted
@@ -381,11 +325,6 @@ def test_fitting_again_discards_what_was_tuned():
 
 
 # What tuning needs ------------------------------------------------------------------------------------
-
-
-def test_fitting_comes_before_tuning():
-    with pytest.raises(NotFittedError, match=r"call \.fit"):
-        tune([Mahalanobis(layers=LAYERS)], smooth(), [held_out()])
 
 
 def test_adversarial_copies_need_labels():
@@ -426,37 +365,3 @@ def test_every_step_runs_once_for_all_detectors():
     # the passes of two rows or so are the search for the last layer
     assert [rows for rows in model.forwards if rows == 20] == [20] * (2 * (1 + steps) + 1)
     assert model.backwards == [20, 20, 20]
-
-
-# Guard --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.05])
-def test_a_guard_scores_as_extract_does_and_returns_the_models_logits(epsilon, tmp_path):
-    detector, model = layered(epsilon)
-    guard = Guard(model, detector, calibrate(detector.score(features_for(detector, model, held_out()[0].float())), 0.9))
-    model.first.weight.grad = torch.ones_like(model.first.weight)
-    before = portrait(model)
-    images = small(9, seed=12, dtype=torch.float32)
-    verdict = guard(images)
-    with torch.no_grad():
-        assert torch.equal(verdict.logits, model(images)), "bit for bit"
-    torch.testing.assert_close(
-        verdict.score, detector.score(features_for(detector, model, images)), rtol=1e-4, atol=1e-4
-    )
-    assert torch.equal(verdict.is_id, verdict.score >= guard.threshold.value)
-    assert portrait(model) == before
-    assert bool((model.first.weight.grad == 1).all())
-    guard.save(tmp_path / "g")
-    assert torch.equal(Guard.load(tmp_path / "g", model)(images).score, verdict.score)
-
-
-def test_an_ordinary_network_with_batch_norm_and_dead_units():
-    model = networks.spread(seeded(networks.Net))
-    detector = Mahalanobis(layers=["body.conv1", "body"], epsilon=0.01)
-    detector.fit(extract(model, batched(60, 20), layers=detector.layers))
-    tune([detector], model, batched(40, 20, seed=5))
-    features = extract(model, [pictures(8, seed=6)], layers=detector.layers, steps=detector.steps())
-    assert bool(torch.isfinite(detector.score(features)).all())
-    guard = Guard(model, detector, calibrate(torch.arange(40.0)))
-    torch.testing.assert_close(guard(pictures(8, seed=6)).score, detector.score(features), rtol=1e-3, atol=1e-3)

@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from oodles import functional
 from oodles.detectors import (
     DICE,
-    GODIN,
     MSP,
-    ODIN,
-    Detector,
     Energy,
     Entropy,
     LogitDetector,
-    Mahalanobis,
     MaxLogit,
     RandomK,
     ReAct,
@@ -54,6 +50,16 @@ NAMES = [entry.name for entry in BUILT_IN]
         ("random_k(0.5, 3)", "random_k(0.5, seed=3)+energy"),
         ("random_k(0.5, seed=0)", "random_k(0.5)+energy"),
         ("unit_pruning(0.3, by='activation')+entropy", "unit_pruning(0.3, by='activation')+entropy"),
+        ("odin(1000, 0.004)", "odin(epsilon=0.004)"),
+        ("odin(10, None)", "odin(temperature=10.0)"),
+        ("godin(0.02)", "godin(epsilon=0.02)"),
+        ("godin(layer='head.cosine')", "godin(layer='head.cosine')"),
+        ("mahalanobis(['a', 'b'], None)", "mahalanobis(layers=('a', 'b'), epsilon=None)"),
+        ("knn(5)", "knn(k=5)"),
+        ("knn(10)", "knn"),
+        ("gram(('stage1', 'bn1:relu'), orders=3)", "gram(layers=('stage1', 'bn1:relu'), orders=3)"),
+        ("adascale(epsilon=0.25, share=1, shift=0)", "adascale(epsilon=0.25, share=1.0, shift=0)"),
+        ("weiper(50, 2.4)", "weiper(repeats=50, delta=2.4)"),
     ],
 )
 def test_texts_have_one_spec(text: str, spec: str) -> None:
@@ -129,45 +135,18 @@ def test_a_score_of_one_s_own_has_no_text_to_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "settings"),
+    ("text", "settings"),
     [
-        ("odin", ODIN, {"temperature": 1000.0, "epsilon": None, "std": ()}),
-        ("odin(1000, 0.004)", ODIN, {"temperature": 1000.0, "epsilon": 0.004}),
-        ("odin(10, None)", ODIN, {"temperature": 10, "epsilon": None}),
-        ("odin(epsilon=0, std=(0.5, 0.5, 0.5))", ODIN, {"epsilon": 0.0, "std": (0.5, 0.5, 0.5)}),
-        ("odin(std=[1, 2, 3])", ODIN, {"std": (1, 2, 3)}),
-        ("godin", GODIN, {"epsilon": None, "layer": "fc.cosine"}),
-        ("godin(0.02)", GODIN, {"epsilon": 0.02}),
-        ("godin(layer='head.cosine')", GODIN, {"layers": ("head.cosine",)}),
-        ("mahalanobis", Mahalanobis, {"layers": (), "epsilon": 0.0}),
-        ("mahalanobis(layers=('a',))", Mahalanobis, {"layers": ("a",)}),
-        ("mahalanobis(['a', 'b'], None)", Mahalanobis, {"layers": ("a", "b"), "epsilon": None}),
+        ("odin(10, None)", {"temperature": 10, "epsilon": None, "std": ()}),
+        ("odin(epsilon=0, std=[1, 2, 3])", {"temperature": 1000.0, "epsilon": 0.0, "std": (1, 2, 3)}),
+        ("godin(layer='head.cosine')", {"layers": ("head.cosine",), "epsilon": None}),
+        ("mahalanobis(['a', 'b'], None)", {"layers": ("a", "b"), "epsilon": None}),
     ],
 )
-def test_detectors_that_need_a_network_are_read_and_written(
-    text: str, kind: type[Detector], settings: dict[str, Any]
-) -> None:
+def test_detectors_that_need_a_network_are_read_and_written(text: str, settings: dict[str, Any]) -> None:
     detector = parse(text)
-    assert type(detector) is kind
     assert {name: getattr(detector, name) for name in settings} == settings
     assert describe(parse(detector.spec)) == describe(detector)
-
-
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("odin(1000, 0.004)", "odin(epsilon=0.004)"),
-        ("odin(10, None)", "odin(temperature=10.0)"),
-        ("godin(0.02)", "godin(epsilon=0.02)"),
-        ("godin(layer='head.cosine')", "godin(layer='head.cosine')"),
-        ("mahalanobis(['a', 'b'], None)", "mahalanobis(layers=('a', 'b'), epsilon=None)"),
-        ("knn(5)", "knn(k=5)"),
-        ("knn(10)", "knn"),
-    ],
-)
-def test_a_detector_alone_is_written_with_what_is_not_a_default(text: str, spec: str) -> None:
-    assert parse(text).spec == spec
-    assert parse(spec).spec == spec
 
 
 # Mistakes ---------------------------------------------------------------------------------------
@@ -185,7 +164,6 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
     ("text", "complaint"),
     [
         ("dice(0.9)+weight_pruning(0.5)", "more than one sparsifier"),
-        ("dice(0.9)+dice(0.9)", "more than one sparsifier"),
         ("energy+msp", "more than one score"),
         ("dice(q=0.9)", "has no 'q'"),
         ("dice(0.9, 0.8)", "not 2 values"),
@@ -195,32 +173,16 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         ("max_logit(1)", "takes no values"),
         ("dice('0.9')", "expected a number"),
         ("dice(True)", "expected a number"),
-        ("dice([0.9])", "expected a number"),
         ("energy(1j)", "expected a number"),
         ("unit_pruning(0.5, by=3)", "expected a name in quotes"),
-        ("unit_pruning(0.5, by='norm')", "must be 'weight'"),
-        ("energy(0)", "must be positive"),
         ("energy(logits=3)", "has no 'logits'"),
         ("rank_ensemble", "needs detectors"),
         ("knn+energy", "knn in 'knn.energy' is not a stage of a chain; use it alone"),
-        ("odin+energy", "odin in .* is not a stage of a chain"),
-        ("react(90)+odin", "odin in .* is not a stage of a chain"),
-        ("mahalanobis+godin", "is not a stage of a chain"),
-        ("odin('hot')", "expected a number"),
-        ("odin(1000, 0.004, (1, 1, 1), 4)", "not 4 values"),
-        ("odin(eps=0.1)", "has no 'eps'"),
-        ("odin(0)", "temperature=0 must be positive"),
-        ("odin(epsilon=-1)", "epsilon=-1 must be 0 or more"),
         ("odin(std=0.5)", "expected a list, each item a number"),
         ("odin(std='abc')", "expected a list"),
         ("odin(std=[None])", "expected a list, each item a number"),
-        ("odin(epsilon=True)", "expected a number"),
-        ("godin(layer=3)", "expected a name in quotes"),
         ("godin(layer=None)", "expected a name in quotes"),
-        ("godin(epsilon='a')", "expected a number"),
-        ("mahalanobis('a')", "expected a list|must be a list of names"),
         ("mahalanobis(layers='ab')", "expected a list|must be a list of names"),
-        ("mahalanobis(layers=3)", "expected a list, each item a name in quotes"),
         ("mahalanobis(layers=(1, 2))", "expected a list, each item a name in quotes"),
     ],
 )

@@ -87,15 +87,6 @@ def test_a_layer_of_another_width_is_refused():
         detector.fit(ood.extract(model, batched(20, 5), layers=detector.layers))
 
 
-def test_a_later_batch_that_differs_is_refused_too():
-    good, head = made_up()
-    whole = features_of(good, head)
-    bad = Features(whole.embedding + 1, head=head, layers=whole.layers)
-    detector = RankFeat(layer="a").partial_fit(whole)
-    with pytest.raises(DataError, match="is not the embedding"):
-        detector.partial_fit(bad)
-
-
 def test_columns_of_another_width_are_refused_when_scoring():
     maps, head = made_up()
     detector = RankFeat(layer="a").fit(features_of(maps, head))
@@ -105,18 +96,6 @@ def test_columns_of_another_width_are_refused_when_scoring():
 
 
 # With a network -----------------------------------------------------------------------------------
-
-
-def test_a_guard_scores_as_the_features_do(tmp_path):
-    model = seeded(lambda: spread(networks.Net()))
-    guard = ood.Guard.fit(model, batched(40, 10), calibration=batched(40, 10, seed=7), detector="rankfeat('body')")
-    images = pictures(9, seed=3)
-    verdict = guard(images)
-    features = ood.extract(model, [images], layers=guard.detector.layers, labels=False)
-    torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-5, atol=1e-5)
-    assert torch.equal(verdict.logits, model(images))
-    guard.save(tmp_path / "guard")
-    assert torch.equal(ood.Guard.load(tmp_path / "guard", model)(images).score, verdict.score)
 
 
 def test_a_network_whose_last_map_has_one_position_is_refused():

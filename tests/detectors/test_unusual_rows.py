@@ -18,18 +18,12 @@ def degenerate():
     """Training rows by what is unusual about them."""
     plain = example_features(40, 24, 4)
     head = plain.head
-    dead = plain.embedding.clone()
-    dead[:, :9] = 0
     return {
-        "dead units": Features(dead, head=head),
         "every row five times": Features(plain.embedding[:8].repeat(5, 1), head=head),
         "one row forty times": Features(plain.embedding[:1].repeat(40, 1), head=head),
         "one row": plain[:1],
-        "a row of zeros": Features(torch.cat([plain.embedding[:39], torch.zeros(1, 24)]), head=head),
         "only zeros": Features(torch.zeros(5, 24), head=head),
-        "equal logits": Features(plain.embedding, head=Head(torch.zeros(4, 24), torch.zeros(4))),
         "one value everywhere": Features(torch.full((6, 24), 1e8), head=Head(torch.ones(4, 24))),
-        "logits of ten thousand": Features(plain.embedding * 1e4, head=head),
         "tiny activations": Features(plain.embedding * 1e-20, head=head),
         "no bias": Features(plain.embedding, head=Head(head.weight)),
         "nothing positive": Features(-plain.embedding - 0.1, head=head),

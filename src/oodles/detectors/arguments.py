@@ -56,12 +56,8 @@ class Described(Learned):
     def spec(self) -> str:
         """The object in one line that :func:`oodles.parse` reads: its name, and arguments that are not defaults."""
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        changed = {name: value for name, value in self.text_arguments().items() if value != defaults[name]}
-        return write_call(self.text_name(), changed)
-
-    def text_arguments(self) -> dict[str, Any]:
-        """The arguments as they are written in text."""
-        return self.arguments()
+        given = {name: _with_specs(value) for name, value in self.arguments().items()}
+        return write_call(self.text_name(), {name: value for name, value in given.items() if value != defaults[name]})
 
     def extra_repr(self) -> str:
         """The arguments that are set, as written in a call."""
@@ -91,6 +87,13 @@ def describe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [describe(each) for each in value]
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _with_specs(value: Any) -> Any:
+    """Return an argument with the text of each detector in its place."""
+    if isinstance(value, tuple):
+        return tuple(map(_with_specs, value))
+    return value.spec if isinstance(value, Described) else value
 
 
 def written(value: Any) -> str:

@@ -74,7 +74,7 @@ class DefaultEnsemble(RankEnsemble):
         require_members("detectors", detectors)
         if signed:
             require_members("signed", signed)
-        usual, others = ({as_detector(each).spec: each for each in given} for given in (detectors, signed))
+        usual, others = ({each.spec: each for each in map(as_detector, given)} for given in (detectors, signed))
         super().__init__(detectors=list((usual | others).values()), reduction="fisher")
         self.detectors, self.signed = tuple(usual), tuple(others)
         self.learns_from = tuple(name for name in self.learns_from if name != "labels")
@@ -89,10 +89,6 @@ class DefaultEnsemble(RankEnsemble):
             name: tuple(members[spec] for spec in specs)
             for name, specs in (("detectors", self.detectors), ("signed", self.signed))
         }
-
-    @override
-    def text_arguments(self) -> dict[str, Any]:
-        return {"detectors": self.detectors, "signed": self.signed}
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:

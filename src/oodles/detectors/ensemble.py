@@ -54,7 +54,7 @@ class RankEnsemble(NetworkDetector):
 
     def __init__(self, *, detectors: Sequence[str | Detector], reduction: str = "mean", holdout: float = 0.2) -> None:
         super().__init__()
-        from oodles.detectors.parsing import parse  # parsing knows every detector, this one included
+        from oodles.detectors.parsing import as_detector  # parsing knows every detector, this one included
 
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction={reduction!r} must be one of {', '.join(REDUCTIONS)}")
@@ -64,7 +64,7 @@ class RankEnsemble(NetworkDetector):
         if 0 < holdout < 0.001:
             raise ArgumentError(f"holdout={holdout} would hold out almost no row; give 0.001 or more, or 0")
         # copies: fitting the ensemble must not change a detector that was fitted before or is used elsewhere
-        members = [parse(each) if isinstance(each, str) else copy.deepcopy(each) for each in detectors]
+        members = [copy.deepcopy(as_detector(each)) for each in detectors]
         if any(isinstance(member, RankEnsemble) for member in members):
             raise ArgumentError(f"detectors={detectors!r}: an ensemble cannot contain another; name its members")
         self.members = nn.ModuleList(members)
@@ -81,10 +81,6 @@ class RankEnsemble(NetworkDetector):
     @override
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments(), "detectors": tuple(self._members())}
-
-    @override
-    def text_arguments(self) -> dict[str, Any]:
-        return {**self.arguments(), "detectors": self.detectors}
 
     @property
     @override

@@ -50,9 +50,6 @@ class NetworkDetector(Detector):
         """Whether nothing is left to choose."""
         return True
 
-    def _tuning_summary(self) -> str:
-        return ""
-
     @property
     @override
     def fitted(self) -> bool:
@@ -96,10 +93,6 @@ class SteppedDetector(NetworkDetector):
     def tuned(self) -> bool:
         return self.step_size is not None
 
-    @override
-    def _tuning_summary(self) -> str:
-        return f"epsilon {self.step_size:g}" if self.epsilon is None and self.step_size is not None else ""
-
 
 def needs_network(detector: Detector) -> bool:
     """Whether plain features are not enough: inner layers, input steps, or something left to tune."""
@@ -117,8 +110,9 @@ def is_tuned(detector: Detector) -> bool:
 
 
 def tuning_summary(detector: Detector) -> str:
-    """What tuning chose, in words; empty if there was nothing to choose."""
-    return detector._tuning_summary() if isinstance(detector, NetworkDetector) else ""
+    """Return what tuning chose, in words; empty if there was nothing to choose."""
+    stepped = isinstance(detector, SteppedDetector) and detector.epsilon is None
+    return f"epsilon {detector.step_size:g}" if stepped and detector.step_size is not None else ""
 
 
 def layers_of(detectors: Iterable[Detector]) -> tuple[str, ...]:
