@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from oodles.deploy.artefact import Arrays, Artefact
 from oodles.errors import FileError
-from oodles.explanation.findings import Contributions, Finding, Ranks, findings_of, most_sceptical_first
+from oodles.explanation.findings import Contributions, Finding, Part, Ranks, findings_by_row
 from oodles.records.files import Record
 
 MEMBER_SCORE, CONTRIBUTIONS = "member_score", ("kept", "dropped", "bias", "factor")
@@ -68,13 +68,12 @@ class Explainer:
             kept, dropped = (outputs[name][:, place].astype(np.float64) for name in ("kept", "dropped"))
             bias, factor = (outputs[name][:, place].tolist() for name in ("bias", "factor"))
             contributions[number] = list(map(Contributions, kept, dropped, bias, factor))
-        none = [()] * len(scores)
-        if self.ranks is None:
-            return [(found,) for found in findings_of(self.specs[0], scores, none, contributions[0])]
-        of_members = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T
-        parts = zip(self.specs, of_members, contributions, self.ranks.reference, strict=True)
-        found = [findings_of(spec, own, none, shown, reference) for spec, own, shown, reference in parts]
-        return most_sceptical_first(found, self.ranks)
+        own = scores[None]
+        if self.ranks is not None:
+            own = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T
+        unknown = [()] * len(scores)
+        parts = zip(self.specs, own, contributions, strict=True)
+        return findings_by_row([Part(spec, values, unknown, shown) for spec, values, shown in parts], self.ranks)
 
 
 def _ranks(artefact: Artefact, members: int) -> Ranks:

@@ -123,8 +123,7 @@ class ExportedGuard:
             verdict.label,
             self._explainer.findings(verdict.score, answers),
             class_names=self.class_names,
-            threshold=self.threshold.value,
-            id_rate=self.threshold.id_rate,
+            threshold=self.threshold,
             reduction=self._explainer.reduction,
         )
         return verdict._replace(explanations=explanations)

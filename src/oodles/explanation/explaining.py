@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ from oodles.explanation.findings import (
     Explanation,
     Finding,
     Neighbour,
+    Part,
     Ranks,
     explanations_of,
-    findings_of,
-    most_sceptical_first,
+    findings_by_row,
     name_of,
 )
 from oodles.features import Features, Head
@@ -66,8 +66,7 @@ def explain(
         None if labels is None else labels.numpy(),
         _findings(_Setting(features, labels, names, train), detector, scores),
         class_names=names,
-        threshold=None if threshold is None else threshold.value,
-        id_rate=None if threshold is None else threshold.id_rate,
+        threshold=threshold,
         reduction=detector.reduction if isinstance(detector, RankEnsemble) else None,
     )
 
@@ -101,20 +100,12 @@ class _Setting:
 
 
 def _findings(setting: _Setting, detector: Detector, scores: Tensor) -> list[tuple[Finding, ...]]:
-    """The findings of each row; of an ensemble's members those with the lowest ranks first."""
-    ranks = ranks_of(detector)
-    if ranks is None:
-        return [(finding,) for finding in _findings_of(setting, detector, scores, None)]
-    found = [
-        _findings_of(setting, member, member.score(setting.features), reference)
-        for member, reference in zip(explained_parts(detector), ranks.reference, strict=True)
-    ]
-    return most_sceptical_first(found, ranks)
-
-
-def _findings_of(setting: _Setting, detector: Detector, scores: Tensor, reference: Any) -> list[Finding]:
-    details = _neighbours(setting, detector), _contributions(setting, detector)
-    return findings_of(detector.spec, scores.numpy(), *details, reference)
+    """Return the findings of each row; of an ensemble's members those with the lowest ranks first."""
+    ranks, parts = ranks_of(detector), []
+    for member in explained_parts(detector):
+        own = scores if ranks is None else member.score(setting.features)
+        parts.append(Part(member.spec, own.numpy(), _neighbours(setting, member), _contributions(setting, member)))
+    return findings_by_row(parts, ranks)
 
 
 def _neighbours(setting: _Setting, detector: Detector) -> list[tuple[Neighbour, ...]]:

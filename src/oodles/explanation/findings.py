@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oodles.calibration import Threshold
+
 Array = npt.NDArray[Any]
 
 SHOWN = 5  # units, and training rows in text
@@ -200,30 +202,35 @@ class Ranks(NamedTuple):
     spread: Array
 
 
-def findings_of(
-    spec: str,
-    scores: Array,
-    neighbours: Sequence[tuple[Neighbour, ...]],
-    contributions: Sequence[Contributions | None],
-    reference: Array | None = None,
-) -> list[Finding]:
-    """One detector's findings for each row; ``reference`` are the quantiles, if it is a member of an ensemble."""
-    fractions: list[float | None] = [None] * len(scores)
-    lowest = median = None
-    if reference is not None:
-        quantiles = reference.astype(np.float64)
-        count, lowest, median = len(quantiles), float(quantiles[0]), float(np.median(quantiles))
-        below = np.interp(scores.astype(np.float64), quantiles, np.linspace(0, 1, count))
-        fractions = np.clip(below, 1 / count, 1).tolist()
-    return [
-        Finding(spec, score, fraction, lowest, median, near, parts)
-        for score, fraction, near, parts in zip(scores.tolist(), fractions, neighbours, contributions, strict=True)
-    ]
+class Part(NamedTuple):
+    """What one detector says about each row."""
+
+    spec: str
+    scores: Array
+    neighbours: Sequence[tuple[Neighbour, ...]]
+    contributions: Sequence[Contributions | None]
+
+    def findings(self, reference: Array | None = None) -> list[Finding]:
+        """Return one finding per row; ``reference`` are the quantiles, if it is a member of an ensemble."""
+        fractions: list[float | None] = [None] * len(self.scores)
+        lowest = median = None
+        if reference is not None:
+            quantiles = reference.astype(np.float64)
+            count, lowest, median = len(quantiles), float(quantiles[0]), float(np.median(quantiles))
+            below = np.interp(self.scores.astype(np.float64), quantiles, np.linspace(0, 1, count))
+            fractions = np.clip(below, 1 / count, 1).tolist()
+        rows = zip(self.scores.tolist(), fractions, self.neighbours, self.contributions, strict=True)
+        return [
+            Finding(self.spec, score, fraction, lowest, median, near, parts) for score, fraction, near, parts in rows
+        ]
 
 
-def most_sceptical_first(findings: Sequence[Sequence[Finding]], ranks: Ranks) -> list[tuple[Finding, ...]]:
-    """The findings of each row, given those of each member: those with the lowest ranks first."""
-    scores = np.array([[found.score for found in member] for member in findings], np.float64)
+def findings_by_row(parts: Sequence[Part], ranks: Ranks | None) -> list[tuple[Finding, ...]]:
+    """Return the findings of each row: one of a detector alone, of an ensemble's members the lowest rank first."""
+    if ranks is None:
+        return [(found,) for found in parts[0].findings()]
+    findings = [part.findings(reference) for part, reference in zip(parts, ranks.reference, strict=True)]
+    scores = np.array([part.scores for part in parts], np.float64)
     centre, spread = (each.astype(np.float64)[:, None] for each in (ranks.centre, ranks.spread))
     with np.errstate(over="ignore"):
         deviations = (scores - centre) / spread
@@ -238,19 +245,19 @@ def explanations_of(
     findings: Sequence[tuple[Finding, ...]],
     *,
     class_names: Sequence[str],
-    threshold: float | None,
-    id_rate: float | None,
+    threshold: Threshold | None,
     reduction: str | None,
 ) -> list[Explanation]:
-    """One explanation per row; a row whose score is NaN has neither a label nor findings."""
+    """Return one explanation per row; a row whose score is NaN has neither a label nor findings."""
+    limit = None if threshold is None else threshold.value
+    id_rate = None if threshold is None else threshold.id_rate
     explanations = []
     for row, (score, is_id, found) in enumerate(zip(scores.tolist(), decisions, findings, strict=True)):
         scored = not math.isnan(score)
         label = int(labels[row]) if scored and labels is not None else None
         name = name_of(label, class_names)
-        explanations.append(
-            Explanation(label, name, score, threshold, id_rate, is_id, reduction, found if scored else ())
-        )
+        shown = found if scored else ()
+        explanations.append(Explanation(label, name, score, limit, id_rate, is_id, reduction, shown))
     return explanations
 
 
