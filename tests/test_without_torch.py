@@ -35,7 +35,7 @@ WITH_TORCH = {  # the modules of these packages that need it
 PACKAGES = (cli, data, deploy, explanation, monitor, records, results, serve, store)
 MODULES = (
     *("oodles", "oodles.calibration", "oodles.errors", "oodles.extras", "oodles.metrics", "oodles.plots"),
-    *("oodles.bench.tables", "oodles.paper.published", "oodles.report.page", "oodles.report.rows"),
+    *("oodles.bench.tables", "oodles.paper.published", "oodles.report.document", "oodles.report.rows"),
     "oodles.report.scored",
     *(
         module.name

@@ -51,17 +51,32 @@ def score_histograms(
     return figure
 
 
-def contributions(panels: Mapping[str, tuple[Array, Array]], *, name: str, kept_from: int) -> Figure:
+def contributions(
+    panels: Mapping[str, tuple[Array, Array]], *, kept_from: int, units: Array | None = None, name: str | None = None
+) -> Figure:
     """Figure 1: mean contribution of each unit with its standard deviation shaded, one panel per data set.
 
     ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are dropped.
+    With ``units``, the ranks of those that are drawn, the panels are below each other, for a narrow page.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
-        _contribution_panels(axes, panels, None, kept_from)
-        for axis in axes:
+        if units is None:
+            figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
+        else:
+            figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
+            axes = list(figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
+        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
+        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
+            index = np.arange(len(mean)) if units is None else units
+            axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
+            axis.plot(index, mean, color=colour, linewidth=1.2)
+            axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
+            axis.axhline(0, color=INK, linewidth=0.6)
+            axis.set_title(title)
+        for axis in axes if units is None else axes[-1:]:
             axis.set_xlabel("unit, by mean ID contribution")
-        axes[0].set_ylabel(f"contribution to {name}")
+        if name is not None:
+            axes[0].set_ylabel(f"contribution to {name}")
     return figure
 
 
@@ -83,16 +98,34 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
     return figure
 
 
-def sparsity_sweep(grid: Sequence[float], fpr95: Mapping[str, Array], spread: Mapping[str, Array]) -> Figure:
-    """Figure 3: FPR95 and the normalised standard deviation of OOD scores against p; one line per set."""
+def curves_over_p(
+    grid: Sequence[float], panels: Mapping[str, Mapping[str, Array]], *, chosen: float | None = None
+) -> Figure:
+    """Figure 3: curves against p, a panel for each label of an axis; several curves with their average, thicker.
+
+    A dashed line marks the p that is ``chosen``.
+    """
+    places = np.arange(len(grid))
     with mpl.rc_context(STYLE):
-        figure, axes = _panels(2, width=3.8, height=3.2)
-        labels = ("FPR95 (%)", "std of OOD scores / mean ID score")
-        for axis, curves, label in zip(axes, (fpr95, spread), labels, strict=True):
-            _curves_over_p(axis, grid, curves, np.mean(list(curves.values()), axis=0))
+        figure, axes = (
+            _panels(len(panels), width=3.8, height=3.2)
+            if len(panels) > 1
+            else _panels(1, width=NARROW[0], height=NARROW[1])
+        )
+        for axis, (label, curves) in zip(axes, panels.items(), strict=True):
+            for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
+                axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
+            if len(curves) > 1:
+                average = np.mean(list(curves.values()), axis=0)
+                axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
+            if chosen is not None and chosen in grid:
+                axis.axvline(list(grid).index(chosen), color=INK, linewidth=1, linestyle="--", label=f"p = {chosen:g}")
+            axis.set_xticks(places, [f"{p:g}" for p in grid], rotation=90 if len(grid) > 8 else 0)
+            axis.set_xlabel("sparsity p")
             axis.set_ylabel(label)
-            axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
-        _legend(figure, axes[0])
+            if not label.startswith("AUROC"):
+                axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
+        _legend(figure, axes[0], columns=3 if len(panels) == 1 else 6)
     return figure
 
 
@@ -128,21 +161,6 @@ def covariance_matrix(matrix: Array, *, note: str) -> Figure:
         axis.set_xlabel("unit, by mean ID contribution")
         axis.set_ylabel("unit")
         figure.colorbar(image, ax=axis, shrink=0.85, label="covariance")
-    return figure
-
-
-def selection_curve(grid: Sequence[float], auroc: Array, fpr95: Array, *, chosen: float) -> Figure:
-    """AUROC and FPR95 of held-out ID rows against synthetic outliers for each p, the chosen one marked."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _panels(2, width=3.4, height=2.8)
-        places = np.arange(len(grid))
-        for axis, values, label in ((axes[0], auroc, "AUROC (%), the criterion"), (axes[1], fpr95, "FPR95 (%)")):
-            axis.plot(places, values, color=ID_COLOUR, marker="o", markersize=4, linewidth=1.2)
-            at = list(grid).index(chosen)
-            axis.plot(at, values[at], marker="o", markersize=11, markerfacecolor="none", color=OOD_COLOURS[0])
-            axis.set_xticks(places, [f"{p:g}" for p in grid], rotation=90 if len(grid) > 8 else 0)
-            axis.set_xlabel(f"sparsity p (chosen: {chosen:g})")
-            axis.set_ylabel(label)
     return figure
 
 
@@ -218,31 +236,6 @@ def p_value_bars(edges: Array, counts: Array) -> Figure:
         axis.set_xlabel("p-value (small = unlike the calibration set)")
         axis.set_ylabel("inputs")
         _legend(figure, axis, columns=2)
-    return figure
-
-
-def sparsity_curve(
-    grid: Sequence[float], fpr95: Mapping[str, Array], average: Array, *, chosen: float | None
-) -> Figure:
-    """FPR95 against p: one line per set, the average thicker, and the p of the detector marked."""
-    with mpl.rc_context(STYLE):
-        figure, axis = _narrow()
-        _curves_over_p(axis, grid, fpr95, average)
-        if chosen is not None and chosen in grid:
-            axis.axvline(list(grid).index(chosen), color=INK, linewidth=1, linestyle="--", label=f"p = {chosen:g}")
-        axis.set_ylabel("FPR95 (%), lower is better")
-        axis.set_ylim(bottom=0)
-        _legend(figure, axis, columns=3)
-    return figure
-
-
-def stacked_contributions(panels: Mapping[str, tuple[Array, Array]], units: Array, *, kept_from: int) -> Figure:
-    """Figure 1 for a narrow page: the panels of :func:`contributions` one below another; ``units`` are their ranks."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
-        axes = list(figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
-        _contribution_panels(axes, panels, units, kept_from)
-        axes[-1].set_xlabel("unit, by mean ID contribution")
     return figure
 
 
@@ -322,29 +315,6 @@ def _named_lines(names: Sequence[str], margins: float) -> tuple[Figure, Axes, Ar
     axis.set_yticks(places, names)
     axis.set_ylim(-0.7, len(names) - 0.3)
     return figure, axis, places
-
-
-def _contribution_panels(
-    axes: Sequence[Axes], panels: Mapping[str, tuple[Array, Array]], units: Array | None, kept_from: int
-) -> None:
-    """Mean contributions with their standard deviation shaded; the units are numbered if ``units`` is None."""
-    colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
-    for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
-        index = np.arange(len(mean)) if units is None else units
-        axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
-        axis.plot(index, mean, color=colour, linewidth=1.2)
-        axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
-        axis.axhline(0, color=INK, linewidth=0.6)
-        axis.set_title(title)
-
-
-def _curves_over_p(axis: Axes, grid: Sequence[float], curves: Mapping[str, Array], average: Array) -> None:
-    places = np.arange(len(grid))
-    for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
-        axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
-    axis.plot(places, average, color=INK, marker="s", markersize=4, linewidth=2, label="average")
-    axis.set_xticks(places, [f"{p:g}" for p in grid])
-    axis.set_xlabel("sparsity p")
 
 
 def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:

@@ -16,8 +16,7 @@ from oodles.data.readers import open_images
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.features import Features
 from oodles.report import guard_part, write_report
-from oodles.report.document import Part
-from oodles.report.page import _plain
+from oodles.report.document import Part, plain
 from oodles.testing import example_features
 
 EVIL = "<script>alert(1)</script>"
@@ -40,7 +39,7 @@ def sets() -> tuple[Features, Features, dict[str, Features]]:
 
 
 def section(part: Part, heading: str) -> dict:
-    return next(each for each in _plain(part)["sections"] if each["heading"] == heading)
+    return next(each for each in plain(part)["sections"] if each["heading"] == heading)
 
 
 def test_a_page_with_everything(sets: tuple, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.scored import scored, write_scored
 
 from oodles.bench.tables import Cell, Column, Table
 from oodles.errors import ArgumentError, FileError
-from oodles.report import page as module
+from oodles.report import document as module
 from oodles.report import read_rows, results_part, rows_parts, write_report
 from oodles.report.document import Card, Gallery, Part, Section, shortened
 

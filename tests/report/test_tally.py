@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from oodles.deploy.results.rows import Row
-from oodles.report import tally as module
+from oodles.report import scored as module
 from oodles.report.document import Rate
-from oodles.report.tally import Extremes, Sample, Tally
+from oodles.report.scored import Extremes, Sample, Tally
 
 SCORES = st.lists(st.integers(-5, 5).map(float), max_size=60)
 

@@ -64,7 +64,7 @@ def report(
     for store in _stores(features or [], outliers, train):
         check_store(store)
 
-    from oodles.report.page import check_name, write_report
+    from oodles.report.document import check_name, write_report
 
     check_name(out)
     parts: list[Part] = []

@@ -61,7 +61,7 @@ def select_p(
     from oodles.detectors import LogitDetector, parse
     from oodles.network.extraction import extract
     from oodles.paper.sweep import PAPER_GRID
-    from oodles.plots import check_picture, save_figure, selection_curve
+    from oodles.plots import check_picture, curves_over_p, save_figure
     from oodles.selection.outliers import NoiseImages
     from oodles.selection.sparsity import FINE_GRID
     from oodles.selection.sparsity import select_p as choose
@@ -83,7 +83,9 @@ def select_p(
     grid = list(found.curve)
     curves = [np.array([100 * getattr(found.curve[each], name) for each in grid]) for name in ("auroc", "fpr95")]
     if out is not None:
-        save_figure(selection_curve(grid, *curves, chosen=found.p), out)
+        labels = "AUROC (%), the criterion", "FPR95 (%)"
+        panels = {label: {"outliers": curve} for label, curve in zip(labels, curves, strict=True)}
+        save_figure(curves_over_p(grid, panels, chosen=found.p), out)
     if as_json:
         rows = {str(each): row.as_dict() for each, row in found.curve.items()}
         record = {"p": found.p, "best": found.best, "standard_error": found.standard_error, "curve": rows}

@@ -68,7 +68,7 @@ def draw_figures(
     drawings: list[tuple[str, Figure, Sequence[str], Rows]] = [
         (
             "figure1-contributions",
-            plots.contributions({f"ID ({name})": on_own, f"OOD ({shown})": on_ood}, name=name, kept_from=kept_from),
+            plots.contributions({f"ID ({name})": on_own, f"OOD ({shown})": on_ood}, kept_from=kept_from, name=name),
             ("rank", "unit", "id_mean", "id_std", "ood_mean", "ood_std"),
             zip(*units, *on_own, *on_ood, strict=True),
         ),
@@ -136,7 +136,8 @@ def _sweep(train: Features, test: Features, ood: Mapping[str, Features]) -> tupl
         for point in points
         for name, row in zip(ood, point.rows, strict=True)
     ]
-    figure = plots.sparsity_sweep([point.p for point in points], fpr95, spread)
+    panels = {"FPR95 (%)": fpr95, "std of OOD scores / mean ID score": spread}
+    figure = plots.curves_over_p([point.p for point in points], panels)
     return figure, ("p", "set", "fpr95", "auroc", "accuracy", "spread", "gap"), rows
 
 

@@ -1,6 +1,6 @@
 """``oodles report``: benchmark rows, a guard with its calibration set, or scored inputs as one HTML file.
 
-``document`` is what a report consists of, ``page`` writes it; one module for each kind of source makes its part. The
+``document`` is what a report consists of and writes it; one module for each kind of source makes its part. The
 names load on first use, because only features need torch.
 """
 

@@ -53,9 +53,8 @@ def _curve(detector: LogitDetector, train: Features, id_set: Judged, ood: Sequen
             fpr95[each.name].append(100 * evaluate(id_scores, scores).fpr95)
     average = np.mean(list(fpr95.values()), axis=0)
     best, here = int(np.argmin(average)), grid.index(own)
-    figure = plots.sparsity_curve(
-        grid, {shortened(name): np.array(values) for name, values in fpr95.items()}, average, chosen=own
-    )
+    curves = {shortened(name): np.array(values) for name, values in fpr95.items()}
+    figure = plots.curves_over_p(grid, {"FPR95 (%), lower is better": curves}, chosen=own)
     lowest = f"{average[best]:.1f} % at p = {grid[best]:g}"
     alternative = f"FPR95 against the sparsity p from {grid[0]:g} to {grid[-1]:g}; the lowest average is {lowest}."
     data = {"p": grid, "fpr95": fpr95, "average": average.tolist()}
@@ -87,7 +86,7 @@ def _contributions(detector: LogitDetector, trial: Trial) -> tuple[str, Figure] 
     panels = {
         shortened(title, 40): (mean[shown], np.sqrt(variance[shown])) for title, (mean, variance) in means.items()
     }
-    figure = plots.stacked_contributions(panels, shown, kept_from=kept_from)
+    figure = plots.contributions(panels, kept_from=kept_from, units=shown)
     dropped = {title: float(mean[:kept_from].sum()) for title, (mean, _) in means.items()}
     listed = "; ".join(f"{title}: {value:+.2f}" for title, value in dropped.items())
     alternative = (
