@@ -17,7 +17,7 @@ from oodles.data.loaders import ImageLoader
 from oodles.features import Features, Head
 from oodles.network.extraction import extract
 from studies import DATA, ROOT, STORE
-from studies.sources import accuracy_of, authors_network, sets_of
+from studies.sources import accuracy_of, authors_network
 
 PACK = ROOT / "src" / "oodles" / "demo_pack"
 ROWS = {"train": 2400, "test": 1017, "svhn": 1500, "textures": 1200, "places365": 1200, "places_crop": 1200}
@@ -55,7 +55,7 @@ def fit_head(features: Features) -> Head:
 def main(data: Path = DATA, store: Path = STORE) -> None:
     """Extract features, fit the head, select rows, write the pack and its card."""
     cifar10 = suite("cifar10")
-    sets = sets_of(cifar10, data)
+    sets = cifar10.open_sets(data)
     network = authors_network(cifar10, data)
     full = {}
     for name in ROWS:

@@ -17,7 +17,7 @@ from oodles.detectors import detector_list
 from oodles.metrics import Row
 from studies import DATA, STORE
 from studies.pages import fill, markdown_table, write_page
-from studies.sources import authors_network, authors_run, sets_of
+from studies.sources import authors_network, authors_run
 
 ID_SETS = ("cifar10", "cifar100")
 METHODS = {"ash_b+energy": "ash_b", "adascale": "adascale (AdaSCALE-A)"}
@@ -33,7 +33,7 @@ def part(suite: Suite, data: Path, store: Path, limit: int | None) -> str:
     """The section of one network."""
     run, network = authors_run(suite), authors_network(suite, data)
     folder = store / suite.name / (run if limit is None else f"{run}-{limit}")
-    sets = {name: images.sample(limit) for name, images in sets_of(suite, data).items()}
+    sets = {name: images.sample(limit) for name, images in suite.open_sets(data).items()}
     options: dict[str, Any] = {"model": network, "preprocessing": suite.transform, "store": folder, "tell": print}
     result = run_tables(["main"], sets, main=detector_list(), p=suite.p, id_set=suite.name, run=run, **options)
     rows = result.rows["main"]

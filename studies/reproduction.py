@@ -34,7 +34,7 @@ from oodles.selection.outliers import noise_features
 from oodles.selection.sparsity import FINE_GRID, Selection, select_p
 from studies import DATA, STORE
 from studies.pages import DOCS, fill, write_page
-from studies.sources import authors_network, authors_run, sets_of
+from studies.sources import authors_network, authors_run
 
 FIGURES = ("figure1-contributions", "figure2-outputs", "figure3-sweep", "figure4-units", "covariance")
 PLAIN_ODIN = "odin(epsilon=0.004)"
@@ -48,7 +48,7 @@ def main(data: Path = DATA, store: Path = STORE) -> None:
     for name, detail in (("cifar10", "8"), ("cifar100", "9")):
         record = SUITES[name]
         run, network = authors_run(record), authors_network(record, data)
-        sets = sets_of(record, data)
+        sets = record.open_sets(data)
         main_detectors = [parse(text) for text in (*record.detectors, "react(threshold=1.0)", PLAIN_ODIN)]
         result = run_tables(
             list(TABLES),

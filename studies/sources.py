@@ -32,11 +32,6 @@ def authors_network(suite: Suite, data: Path) -> nn.Module:
     return network.eval()
 
 
-def sets_of(suite: Suite, data: Path) -> dict[str, ImageSet]:
-    """``train``, ``test`` and the OOD sets that are there."""
-    return dict(zip(("train", "test"), suite.open_id(data), strict=True)) | suite.open_ood(data)
-
-
 def accuracy_of(features: Features) -> float:
     """Return the fraction of rows whose predicted class is their label."""
     assert features.labels is not None

@@ -52,9 +52,8 @@ def run(quick: bool = False) -> Iterator[Row]:
 
 def _sets(data: Path, limit: int) -> dict[str, ImageSet]:
     record = SUITES["cifar10"]
-    train, test = record.open_id(data)
-    rest = {"test": test, **record.open_ood(data)}
-    return {"train": train.sample(TRAIN_FACTOR * limit)} | {name: part.sample(limit) for name, part in rest.items()}
+    sizes = {"train": TRAIN_FACTOR * limit}
+    return {name: part.sample(sizes.get(name, limit)) for name, part in record.open_sets(data).items()}
 
 
 def _whole(network: nn.Module, sets: dict[str, ImageSet], rounds: int) -> Iterator[Row]:

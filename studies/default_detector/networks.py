@@ -28,7 +28,7 @@ from oodles.selection.outliers import KINDS, NOISE, synthetic_outliers
 from oodles.training import train
 from oodles.training.recipes import RECIPES
 from studies.default_detector.trained import TRAINED, trained_with_adam
-from studies.sources import authors_network, authors_run, jpeg_sets, sets_of
+from studies.sources import authors_network, authors_run, jpeg_sets
 
 OUTLIERS, LITE_IMAGES = 1000, 1500
 HELD_OUT = "held_out"
@@ -88,7 +88,7 @@ def authors(id_set: str) -> Callable[[Path, Path], Part]:
 
     def part(data: Path, store: Path) -> Part:
         suite = SUITES[id_set]
-        return Part(authors_network(suite, data), sets_of(suite, data), store / id_set / authors_run(suite))
+        return Part(authors_network(suite, data), suite.open_sets(data), store / id_set / authors_run(suite))
 
     return part
 
@@ -112,8 +112,9 @@ def digits(data: Path, store: Path) -> Part:
 
 def one_as_id(name: str, train: int, data: Path) -> dict[str, ImageSet]:
     """An OOD set of CIFAR-10 as ID, with this many training images, and CIFAR-10 among the OOD sets."""
-    _, cifar10 = SUITES["cifar10"].open_id(data)
-    ood = SUITES["cifar10"].open_ood(data)
+    ood = SUITES["cifar10"].open_sets(data)
+    cifar10 = ood.pop("test")
+    del ood["train"]
     images = ood.pop(name)
     order = np.random.default_rng(0).permutation(len(images)).tolist()
     return {"train": images.pick(order[:train]), "test": images.pick(order[train:]), "cifar10": cifar10, **ood}
@@ -140,7 +141,7 @@ def lite0(data: Path, store: Path) -> Part:
 
 def lite0_100(data: Path, store: Path) -> Part:
     """The same with a head of 100 classes, fitted on fewer rows than the embedding has units."""
-    return with_lite(sets_of(SUITES["cifar100"], data), store, 0, "lite0-100")
+    return with_lite(SUITES["cifar100"].open_sets(data), store, 0, "lite0-100")
 
 
 def lite1_digits(data: Path, store: Path) -> Part:

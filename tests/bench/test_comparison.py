@@ -104,7 +104,7 @@ def points():
     return [
         SweepPoint(
             p,
-            tuple(row(f"dice({p})+energy", name, value, 1 - value, run=run) for name, value in (("a", 0.2), ("b", q))),
+            [row(f"dice({p})+energy", name, value, 1 - value, run=run) for name, value in (("a", 0.2), ("b", q))],
             accuracy,
             {"a": 0.5, "b": 0.25},
             {"a": 3.0, "b": gap},

@@ -231,7 +231,7 @@ def lists(data, texts, home="benchmark_imglist/cifar10"):
 def test_each_cifar_is_near_ood_for_the_other(original):
     for name, near, sizes in (("openood-cifar10", "cifar100", (12, 5, 7)), ("openood-cifar100", "cifar10", (9, 7, 5))):
         one = suite(name)
-        assert tuple(len(part) for part in one.open_id(original)) == sizes[:2]
+        assert tuple(map(len, one.open_sets(original).values()))[:2] == sizes[:2]
         sets = one.open_ood(original)
         assert {part: len(images) for part, images in sets.items()} == {near: sizes[2], "textures": 1}
         assert one.missing(original) == ["tin", "mnist", "svhn", "places365"]
@@ -248,7 +248,7 @@ def test_image_lists_come_before_whole_sets(original):
         {"test_texture": ["texture/2.png -1"], "test_tin": ["tin/0.png -1"], "test_cifar100": ["cifar100/0.png -1"]},
     )
     one = suite("openood-cifar10")
-    train, test = one.open_id(original)
+    train, test, *_ = one.open_sets(original).values()
     assert (list(train.names), train.labels.tolist(), test.labels.tolist()) == (
         ["cifar10/0.png", "cifar10/1.png"],
         [9, 3],
@@ -271,11 +271,11 @@ def test_imagenet_lists_refer_to_two_folders(tmp_path):
     id_lists = {f"{part}_imagenet200": ["imagenet_1k/a.png 199"] for part in ("train", "test")}
     lists(tmp_path, id_lists, home)
     one = suite("openood-imagenet200")
-    assert [part.labels.tolist() for part in one.open_id(tmp_path)] == [[199], [199]]
+    assert [one.open_sets(tmp_path)[part].labels.tolist() for part in ("train", "test")] == [[199], [199]]
     assert list(one.open_ood(tmp_path)) == ["ninco", "textures"]
     lists(tmp_path, {"test_imagenet200": ["imagenet_1k/a.png 200"]}, home)
     with pytest.raises(DataError, match=r"test_imagenet200.txt, line 1: label 200 must lie between 0 and 199"):
-        one.open_id(tmp_path)
+        one.open_sets(tmp_path)
 
 
 def test_a_suite_without_its_id_images_says_both_places(tmp_path):
@@ -283,7 +283,7 @@ def test_a_suite_without_its_id_images_says_both_places(tmp_path):
         r"has no benchmark_imglist/cifar10/train_cifar10.txt with its images in images_classic or cifar-10-batches-py, "
     )
     with pytest.raises(DataError, match=wanted + "which the suite openood-cifar10 needs"):
-        suite("openood-cifar10").open_id(tmp_path)
+        suite("openood-cifar10").open_sets(tmp_path)
 
 
 # Real data --------------------------------------------------------------------------------------

@@ -65,13 +65,13 @@ def test_a_suite_opens_the_sets_that_exist_and_names_the_missing_ones(cifar10_da
     write_image(cifar10_data / "iSUN" / "a.png")
     write_image(cifar10_data / "places_crop" / "images" / "a.png")
     cifar10 = suite("cifar10")
-    train, test = cifar10.open_id(cifar10_data)
+    train, test, *_ = cifar10.open_sets(cifar10_data).values()
     assert (len(train), len(test)) == (8, 3)
     assert list(cifar10.open_ood(cifar10_data)) == ["isun", "places_crop"]
     assert set(cifar10.missing(cifar10_data)) == set(cifar10.ood) - {"isun"}
     assert "places_crop" not in cifar10.ood, "a set that is not the paper's is never reported as missing"
     with pytest.raises(DataError, match=r"has no cifar-100-python/train, which the suite cifar100 needs"):
-        suite("cifar100").open_id(cifar10_data)
+        suite("cifar100").open_sets(cifar10_data)
 
 
 def test_found_gives_the_path_of_every_part(cifar10_data):
@@ -131,11 +131,11 @@ def test_svhn_is_limited_to_a_thousand_images_of_each_digit(tmp_path):
 def test_a_batch_of_another_dataset_is_refused(cifar10_data):
     batch(cifar10_data / "cifar-10-batches-py" / "test_batch", [0, 57, 99], key="fine_labels")
     with pytest.raises(DataError, match=r"test_batch has labels from 0 to 99, but cifar10 has 10 classes") as caught:
-        suite("cifar10").open_id(cifar10_data)
+        suite("cifar10").open_sets(cifar10_data)
     assert "\n" not in str(caught.value)
     batch(cifar10_data / "cifar-10-batches-py" / "test_batch", [0, -1])
     with pytest.raises(DataError, match=r"test_batch has labels from -1 to 0"):
-        suite("cifar10").open_id(cifar10_data)
+        suite("cifar10").open_sets(cifar10_data)
 
 
 IMAGENET_OF_THREE = replace(suite("imagenet"), classes=3)
@@ -150,11 +150,11 @@ def class_folders(folder, wnids=WNIDS):
 def test_imagenet_has_the_same_sorted_classes_in_both_parts(tmp_path):
     class_folders(tmp_path / "imagenet" / "train")
     class_folders(tmp_path / "imagenet" / "val")
-    train, test = IMAGENET_OF_THREE.open_id(tmp_path)
+    train, test, *_ = IMAGENET_OF_THREE.open_sets(tmp_path).values()
     assert train.classes == test.classes == ("n01", "n02", "n03")
     assert train.labels.tolist() == test.labels.tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"train has 3 class folders, but imagenet has 1000 classes"):
-        suite("imagenet").open_id(tmp_path)
+        suite("imagenet").open_sets(tmp_path)
 
 
 def test_imagenet_with_all_its_classes(tmp_path):
@@ -165,7 +165,7 @@ def test_imagenet_with_all_its_classes(tmp_path):
             folder = tmp_path / "imagenet" / part / f"n{number:08}"
             folder.mkdir(parents=True)
             (folder / "a.png").hardlink_to(shade)
-    train, test = suite("imagenet").open_id(tmp_path)
+    train, test, *_ = suite("imagenet").open_sets(tmp_path).values()
     assert train.labels.tolist() == test.labels.tolist() == list(range(1000))
 
 
@@ -175,7 +175,7 @@ def test_imagenet_inside_a_zip(tmp_path):
     with zipfile.ZipFile(tmp_path / "imagenet.zip", "w") as archive:
         for file in (tmp_path / "raw").rglob("*.png"):
             archive.write(file, file.relative_to(tmp_path / "raw"))
-    train, test = IMAGENET_OF_THREE.open_id(tmp_path)
+    train, test, *_ = IMAGENET_OF_THREE.open_sets(tmp_path).values()
     assert train.labels.tolist() == test.labels.tolist() == [0, 1, 2]
     assert IMAGENET_OF_THREE.found(tmp_path)["train"] == tmp_path / "imagenet.zip" / "train"
 
@@ -183,17 +183,17 @@ def test_imagenet_inside_a_zip(tmp_path):
 def test_imagenet_folders_that_do_not_agree_are_refused(tmp_path):
     class_folders(tmp_path / "imagenet" / "train")
     with pytest.raises(DataError, match=r"has no imagenet/val or .*, which the suite imagenet needs"):
-        IMAGENET_OF_THREE.open_id(tmp_path)
+        IMAGENET_OF_THREE.open_sets(tmp_path)
     class_folders(tmp_path / "imagenet" / "val", ("n01", "n02", "n04"))
     with pytest.raises(DataError, match=r"different class folders \(only one of the two has n03\)"):
-        IMAGENET_OF_THREE.open_id(tmp_path)
+        IMAGENET_OF_THREE.open_sets(tmp_path)
 
 
 def test_imagenet_as_distributed_without_class_folders_is_refused(tmp_path):
     class_folders(tmp_path / "imagenet" / "train")
     write_image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.png")
     with pytest.raises(DataError, match=r"val has no labels; put the images of each class in a folder of its own"):
-        IMAGENET_OF_THREE.open_id(tmp_path)
+        IMAGENET_OF_THREE.open_sets(tmp_path)
 
 
 # Real data --------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_imagenet_as_distributed_without_class_folders_is_refused(tmp_path):
 @pytest.mark.parametrize(("name", "rows"), [("cifar10", (8336, 1017)), ("cifar100", (1117, 916))])
 def test_the_real_suites(data, name, rows):
     one = suite(name)
-    assert tuple(len(part) for part in one.open_id(data)) == rows
+    assert tuple(map(len, one.open_sets(data).values()))[:2] == rows
     sizes = {part: len(images) for part, images in one.open_ood(data).items()}
     assert sizes == {"svhn": 5000, "textures": 1200, "places365": 3000, "places_crop": 3000}
     assert one.missing(data) == ["lsun_crop", "lsun_resize", "isun"]

@@ -315,7 +315,7 @@ def test_float32_agrees_with_float64_on_the_papers_networks(data: Path, name: st
     load_checkpoint(model, data / "checkpoints" / f"densenet101-{name}.pth.tar")
     train, test = (
         extract(model, ImageLoader(part.sample(rows), suite.transform))
-        for part, rows in zip(suite.open_id(data), (700, 100), strict=True)
+        for part, rows in zip(suite.open_sets(data).values(), (700, 100), strict=False)
     )
     for detector in detector_list():
         detector.fit(train)

@@ -172,7 +172,8 @@ def test_the_shipped_network_on_real_images(data):
 
     suite, model = SUITES["cifar10"], ood.models.load("cifar10-small")
     detector = Gram(layers=("stage1", "stage2", "stage3"), orders=5)
-    train, test = (ImageLoader(part.sample(600), suite.transform) for part in suite.open_id(data))
+    sets = suite.open_sets(data)
+    train, test = (ImageLoader(sets[part].sample(600), suite.transform) for part in ("train", "test"))
     guard = ood.Guard.fit(model, train, calibration=test, detector=detector)
     digits = ImageLoader(open_images(data / "svhn" / "test_32x32.mat").sample(100), suite.transform, labels=False)
     images = next(iter(digits))

@@ -113,7 +113,7 @@ def test_the_shipped_network_on_real_images(data):
     from oodles.data.loaders import ImageLoader
 
     suite, model = SUITES["cifar10"], ood.models.load("cifar10-small")
-    train, test = suite.open_id(data)
+    train, test, *_ = suite.open_sets(data).values()
     loaders = [ImageLoader(part.sample(64), suite.transform) for part in (train, test)]
     guard = ood.Guard.fit(model, loaders[0], calibration=loaders[1], detector=RankFeat(layer="stage3"))
     images = next(iter(loaders[1]))[0]

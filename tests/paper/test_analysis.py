@@ -106,14 +106,6 @@ def test_class_outputs_are_sums_of_contributions_and_the_bias(seed, mask, bias, 
         np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_with_nothing_dropped_the_outputs_are_the_logits(features):
-    whole = torch.ones_like(features.head.weight, dtype=torch.bool)
-    for label in range(features.classes):
-        dense, kept = class_outputs(features.head, whole, features, label)
-        np.testing.assert_allclose(dense, features.logits[:, label].numpy(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(dense, kept)
-
-
 def test_equal_contributions_keep_the_order_of_units():
     head = Head(torch.tensor([[1.0, 1.0, -1.0, 1.0, 0.0]]))
     features = Features(torch.ones(3, 5), head=head)
@@ -164,14 +156,6 @@ def test_the_lemma_is_exact_for_independent_units(seed, mask):
     np.testing.assert_array_equal(found.cross_kept, 0.0)
     np.testing.assert_array_equal(found.correlated, found.independent)
     np.testing.assert_allclose(found.independent, found.direct_full - found.direct_kept, rtol=1e-12, atol=1e-12)
-
-
-def test_moments_may_be_passed(features):
-    mask = dice_mask(features.head, moments(features), 0.5)
-    computed = variances(features.head, mask, features)
-    passed = variances(features.head, mask, features, moments(features))
-    for name in ("full", "kept", "independent", "cross_all", "cross_kept", "direct_full", "direct_kept"):
-        np.testing.assert_array_equal(getattr(computed, name), getattr(passed, name))
 
 
 def test_a_large_offset_does_not_cost_the_variance_its_precision():

@@ -20,7 +20,7 @@ from oodles.paper.published import (
     tables,
     without_seed,
 )
-from oodles.paper.sweep import PAPER_GRID, SWEEP_GRID
+from oodles.paper.sweep import SWEEP_GRID
 from oodles.paper.tables import SEEDS, TABLES, detectors_of
 
 
@@ -90,15 +90,6 @@ def test_every_method_has_every_cell_of_its_table():
         assert parse(spec).spec == spec
 
 
-def test_dice_on_cifar_comes_with_deviations():
-    for id_set in ("cifar10", "cifar100"):
-        for ood_set in (*SUITES[id_set].ood, AVERAGE):
-            cell = published(id_set, "dice(0.9)+energy", ood_set)
-            assert (cell.fpr95_std is None) == (cell.auroc_std is None)
-        assert published(id_set, "dice(0.9)+energy", AVERAGE).fpr95_std is not None
-        assert published(id_set, "msp", AVERAGE).fpr95_std is None
-
-
 def test_the_ablations_at_the_papers_p_have_cells():
     for id_set, p in (("cifar10", 0.9), ("cifar100", 0.9), ("imagenet", 0.7)):
         for table in ("sparsification", "selection") if p == 0.9 else ("sparsification",):
@@ -110,19 +101,13 @@ def test_the_ablations_at_the_papers_p_have_cells():
     ("id_set", "detector", "ood_set"),
     [
         ("cifar10", "dice(0.5)+energy", "svhn"),
-        ("cifar10", "dice(0.7)+energy", AVERAGE),
         ("cifar10", "msp", "places_crop"),
-        ("cifar10", "dice(0.9)+msp", "places_crop"),
         ("cifar100", "dice(0.9)+msp", "svhn"),
         ("cifar10", "bottom_k(0.9)+energy", "svhn"),
-        ("imagenet", "bottom_k(0.9)+energy", AVERAGE),
         ("cifar10", "weight_dropout(0.7)+energy", AVERAGE),
         ("imagenet", "weight_dropout(0.7)+energy", "sun"),
-        ("cifar10", "max_logit", "svhn"),
-        ("cifar10", "", "svhn"),
         ("mnist", "msp", "svhn"),
         ("sparsity_sweep", "msp", "cifar10"),
-        ("id", "energy", AVERAGE),
     ],
 )
 def test_none_if_the_paper_has_no_such_cell(id_set, detector, ood_set):
@@ -144,21 +129,11 @@ def test_the_sweep_and_the_gap():
     assert published_gap("cifar100", 0) == 6.67
     assert published_gap("cifar100", 0.3) == 8.04
     assert published_gap("cifar100", 0.99) is published_gap("cifar10", 0.3) is None
-    assert len(PAPER_GRID) == 6
 
 
-@pytest.mark.parametrize(
-    ("spec", "unseeded"),
-    [
-        ("random_k(0.9, seed=3)+energy", "random_k(0.9)+energy"),
-        ("react(90)+unit_dropout(0.7, seed=12)+msp", "react(90)+unit_dropout(0.7)+msp"),
-        ("dice(0.9)+energy", "dice(0.9)+energy"),
-        ("msp", "msp"),
-    ],
-)
-def test_the_seed_is_removed(spec, unseeded):
-    assert without_seed(spec) == unseeded
-    assert parse(unseeded).spec == unseeded
+def test_the_seed_is_removed():
+    assert without_seed("react(90)+unit_dropout(0.7, seed=12)+msp") == "react(90)+unit_dropout(0.7)+msp"
+    assert without_seed("dice(0.9)+energy") == "dice(0.9)+energy"
 
 
 # Which detectors --------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ class Suite:
         """The names of the suite's OOD sets that are not there; the extra ones are not missed."""
         return [name for name in self.ood if self._locate(data, name) is None]
 
-    def open_id(self, data: Path) -> tuple[ImageSet, ImageSet]:
-        """ID training and test images, after checking that their classes are the suite's."""
+    def open_sets(self, data: Path) -> dict[str, ImageSet]:
+        """Open ``train``, ``test`` and the OOD sets that are there; raise unless the ID classes are the suite's."""
         train, test = (self._open_labelled(data, part) for part in ("train", "test"))
         if train.classes != test.classes:
             odd = min({*train.classes} ^ {*test.classes})
@@ -69,16 +69,17 @@ class Suite:
                 f"{data}: the training and test images of {self.name} have different class folders "
                 f"(only one of the two has {odd}), so their labels would not agree"
             )
-        return train, test
+        return {"train": train, "test": test, **self.open_ood(data)}
 
     def open_ood(self, data: Path) -> dict[str, ImageSet]:
-        """The OOD sets that are there, the suite's and the extra ones."""
-        paths = {name: self._locate(data, name) for name in (*self.ood, *self.extra)}
-        sets = {name: self._open(data, name, path) for name, path in paths.items() if path is not None}
-        return {
-            name: first_per_class(images, self.per_class[name]) if name in self.per_class else images
-            for name, images in sets.items()
-        }
+        """Open the OOD sets that are there, the suite's and the extra ones."""
+        sets = {}
+        for name in (*self.ood, *self.extra):
+            path = self._locate(data, name)
+            if path is not None:
+                images = self._open(data, name, path)
+                sets[name] = first_per_class(images, self.per_class[name]) if name in self.per_class else images
+        return sets
 
     def unlisted(self, data: Path) -> list[str]:
         """The sets that are there, but are read without the suite's image list."""

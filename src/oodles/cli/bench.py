@@ -210,8 +210,7 @@ def _suite_sets(chosen: "Suite", data: Path, without: list[str]) -> dict[str, "I
         raise DataError(f"--data {data} does not exist; give the folder that holds the datasets of {chosen.name}")
     for name in without:
         check_choice("--without", name, (*chosen.ood, *chosen.extra))
-    sets = dict(zip(("train", "test"), chosen.open_id(data), strict=True))
-    sets |= {name: images for name, images in chosen.open_ood(data).items() if name not in without}
+    sets = {name: images for name, images in chosen.open_sets(data).items() if name not in without}
     if chosen.missing(data):
         notice(f"not under {data}: {', '.join(chosen.missing(data))}")
     unlisted = [name for name in chosen.unlisted(data) if name in sets]

@@ -109,13 +109,16 @@ def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":
     return model.eval()
 
 
-def named_paths(pairs: list[str]) -> dict[str, Path]:
-    """``NAME=PATH`` options as a mapping."""
+def named_paths(
+    pairs: list[str], option: str = "--ood", taken: Sequence[str] = ("train", "test", "average")
+) -> dict[str, Path]:
+    """``NAME=PATH`` options as a mapping; names that are ``taken`` cannot be given."""
     named = {}
     for pair in pairs:
         name, equals, path = pair.partition("=")
-        if not equals or not path or not re.fullmatch(r"\w[\w.-]*", name) or name in ("train", "test", "average"):
-            raise ArgumentError(f"--ood {pair!r} must be NAME=PATH; NAME is a word other than train, test and average")
+        if not equals or not path or not re.fullmatch(r"\w[\w.-]*", name) or name in taken:
+            other = f" other than {', '.join(taken)}" if taken else ""
+            raise ArgumentError(f"{option} {pair!r} must be NAME=PATH; NAME is a word{other}")
         named[name] = Path(path)
     return named
 

@@ -58,13 +58,20 @@ def report(
 
     guards = [path for path in sources if is_guard(path)]
     for path in sources:
-        _check_source(path)
-    _check_options(guards, features or [], any((ood, images, train)))
-    outliers, shown = named_paths(ood or []), _named_images(images or [])
-    for store in _stores(features or [], outliers, train):
+        if path not in guards:
+            _check_file(path)
+    if guards and not features:
+        raise ArgumentError(f"{guards[0]} is a guard: give ID features that it was not fitted on with --features")
+    if not guards and any((features, ood, images, train)):
+        raise ArgumentError("--features, --ood, --train and --images belong to a guard, and no source is one")
+    outliers, shown = named_paths(ood or []), named_paths(images or [], "--images", ())
+    stores = [*(features or []), *outliers.values(), *([] if train is None else [train])]
+    for store in stores:
         check_store(store)
 
     from oodles.report.document import check_name, write_report
+    from oodles.report.rows import read_rows, rows_parts
+    from oodles.report.scored import results_part
 
     check_name(out)
     parts: list[Part] = []
@@ -72,54 +79,19 @@ def report(
         if path in guards:
             parts.append(_guard_part(path, features or [], outliers, train, shown, key))
         else:
-            parts += _file_parts(path)
+            parts += rows_parts(read_rows(path)) if path.suffix.lower() == ".json" else [results_part(path)]
     beside = write_report(out, *parts, title=title)
     say(f"report: {out}   the same as JSON: {beside}")
 
 
-def _check_source(path: Path) -> None:
-    """Raise unless a path is something that can be reported."""
-    from oodles.deploy.artefact import is_guard
-
-    if is_guard(path):
-        return
+def _check_file(path: Path) -> None:
+    """Raise unless a path can be a file of rows or of results."""
     if not path.exists():
         raise FileError(f"{path} does not exist; give rows.json, a guard, or results of `oodles score`")
     if path.is_dir():
         raise FileError(f"{path} is a folder without guard.json; give rows.json, a guard, or results of `oodles score`")
     if path.suffix.lower() not in (".json", *FORMATS):
         raise ArgumentError(f"{path} must end in .json (rows of a benchmark) or {', '.join(FORMATS)} (scored inputs)")
-
-
-def _check_options(guards: Sequence[Path], features: Sequence[Path], others: bool) -> None:
-    """Raise if a guard has no features, or if these or ``others`` of its options are given without a guard."""
-    if guards and not features:
-        raise ArgumentError(f"{guards[0]} is a guard: give ID features that it was not fitted on with --features")
-    if not guards and (features or others):
-        raise ArgumentError("--features, --ood, --train and --images belong to a guard, and no source is one")
-
-
-def _named_images(pairs: Sequence[str]) -> dict[str, Path]:
-    named = {}
-    for pair in pairs:
-        name, equals, path = pair.partition("=")
-        if not equals or not name or not path:
-            raise ArgumentError(f"--images {pair!r} must be NAME=PATH; NAME is id, train or an OOD set")
-        named[name] = Path(path)
-    return named
-
-
-def _stores(features: Sequence[Path], ood: dict[str, Path], train: Path | None) -> list[Path]:
-    """All folders of features."""
-    return [*features, *ood.values(), *([] if train is None else [train])]
-
-
-def _file_parts(path: Path) -> "list[Part]":
-    """The parts of rows or results, for which torch is not needed."""
-    from oodles.report.rows import read_rows, rows_parts
-    from oodles.report.scored import results_part
-
-    return rows_parts(read_rows(path)) if path.suffix.lower() == ".json" else [results_part(path)]
 
 
 def _guard_part(
@@ -136,7 +108,7 @@ def _guard_part(
     from oodles.report.guards import guard_part
 
     saved = SavedGuard(folder, key=key)
-    for store in _stores(features, ood, train):
+    for store in (*features, *ood.values(), *([] if train is None else [train])):
         saved.check_features(store)
     parts = [Features.load(store) for store in features]
     return guard_part(

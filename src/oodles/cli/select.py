@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
-from oodles.cli.common import load_model, notice, report_ignored, report_skipped, say
+from oodles.cli.common import load_model, notice, report_ignored, say
 from oodles.cli.completion import complete_detector
+
+if TYPE_CHECKING:
+    from oodles.data.readers import ImageSet
 
 SHOWN, MAX_OUTLIERS = 12, 1_000_000
 
@@ -47,49 +50,37 @@ def select(
 
     Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
-    from oodles.data.readers import open_images
-
     preprocessing = image_transform(image_options(size, resize, mean, std))
     check_checkpoints([checkpoint])
     check_number("--count", count, most=MAX_OUTLIERS)
     check_seed(seed)
-    sets = [open_images(path).sample(limit) for path in (images, held_out)]
-    for each in sets:
-        report_ignored(each, labels=True)
+    sets = open_id_sets(images, held_out, limit, labels=True)
 
+    from oodles.bench.sets import extract_sets
     from oodles.data.loaders import ImageLoader
-    from oodles.network.extraction import extract
     from oodles.selection.detector import select as choose
     from oodles.selection.outliers import outlier_features
 
-    loaders = [ImageLoader(each, preprocessing, skip_bad=skip_bad) for each in sets]
     network = load_model(model, checkpoint)
-    train, id_rows = (extract(network, loader, head=head, device=device) for loader in loaders)
-    for loader in loaders:
-        report_skipped(loader)
-    outliers = outlier_features(
-        network,
-        loaders[1],
-        mean=preprocessing.mean,
-        std=preprocessing.std,
-        count=count,
-        seed=seed,
-        head=head,
-        device=device,
-    )
-    found = choose(train=train, held_out=id_rows, outliers=outliers, candidates=detector, seed=seed)
+    options: dict[str, Any] = {"head": head, "device": device}
+    rows = extract_sets(network, sets, preprocessing=preprocessing, skip_bad=skip_bad, tell=notice, **options)
+    loader = ImageLoader(sets["test"], preprocessing, skip_bad=skip_bad)
+    options |= {"mean": preprocessing.mean, "std": preprocessing.std, "count": count, "seed": seed}
+    outliers = outlier_features(network, loader, **options)
+    found = choose(train=rows["train"], held_out=rows["test"], outliers=outliers, candidates=detector, seed=seed)
     if as_json:
         left_out = {
             kind: dict(zip(("detector", "rank"), each, strict=True)) for kind, each in found.leave_one_kind_out.items()
         }
-        rows = [{"detector": row.spec, "utility": row.utility, "auroc": dict(row.auroc)} for row in found.candidates]
         record = {
             "detector": found.detector.spec,
             "agreement": found.agreement,
             "standard_error": found.standard_error,
             "verdict": found.verdict,
             "leave_one_kind_out": left_out,
-            "candidates": rows,
+            "candidates": [
+                {"detector": row.spec, "utility": row.utility, "auroc": row.auroc} for row in found.candidates
+            ],
         }
         typer.echo(json.dumps(record))
         return
@@ -102,3 +93,13 @@ def select(
     for kind, (spec, rank) in found.leave_one_kind_out.items():
         say(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
     notice(found.verdict)
+
+
+def open_id_sets(train: Path, held_out: Path, limit: int | None, *, labels: bool) -> "dict[str, ImageSet]":
+    """Open ID images to fit on and to choose by, and say what is not read."""
+    from oodles.data.readers import open_images
+
+    sets = {name: open_images(path).sample(limit) for name, path in (("train", train), ("test", held_out))}
+    for each in sets.values():
+        report_ignored(each, labels=labels)
+    return sets

@@ -1,18 +1,17 @@
 """``oodles select-p``."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from oodles.cli import common
 from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
-from oodles.cli.common import load_model, notice, report_ignored, report_skipped
+from oodles.cli.common import load_model, notice
 from oodles.cli.completion import complete_detector
-from oodles.cli.select import MAX_OUTLIERS
+from oodles.cli.select import MAX_OUTLIERS, open_id_sets
 from oodles.errors import ArgumentError
 
 
@@ -45,21 +44,16 @@ def select_p(
 
     Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
-    from oodles.data.readers import open_images
-
     preprocessing = image_transform(image_options(size, resize, mean, std))
     check_checkpoints([checkpoint])
     check_number("--noise", noise, most=MAX_OUTLIERS)
     check_seed(seed)
-    sets = {name: open_images(path).sample(limit) for name, path in (("train", images), ("held_out", held_out))}
-    for each in sets.values():
-        report_ignored(each)
+    sets = open_id_sets(images, held_out, limit, labels=False)
 
     import numpy as np
 
-    from oodles.data.loaders import ImageLoader
+    from oodles.bench.sets import extract_sets
     from oodles.detectors import LogitDetector, parse
-    from oodles.network.extraction import extract
     from oodles.paper.sweep import PAPER_GRID
     from oodles.plots import check_picture, curves_over_p, save_figure
     from oodles.selection.outliers import NoiseImages
@@ -72,26 +66,31 @@ def select_p(
     chosen.with_p(0.5)
     if out is not None:
         check_picture(out)
-    loaders = {name: ImageLoader(each, preprocessing, labels=False, skip_bad=skip_bad) for name, each in sets.items()}
     network = load_model(model, checkpoint)
     noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)
-    sources: dict[str, Iterable[Any]] = {**loaders, "outliers": noises}
-    parts = {name: extract(network, source, head=head, device=device, labels=False) for name, source in sources.items()}
-    for loader in loaders.values():
-        report_skipped(loader)
-    found = choose(chosen, **parts, grid=FINE_GRID if fine else PAPER_GRID)
-    grid = list(found.curve)
-    curves = [np.array([100 * getattr(found.curve[each], name) for each in grid]) for name in ("auroc", "fpr95")]
+    rows = extract_sets(
+        network,
+        {**sets, "noise": noises},
+        preprocessing=preprocessing,
+        labels=False,
+        skip_bad=skip_bad,
+        tell=notice,
+        head=head,
+        device=device,
+    )
+    grid = FINE_GRID if fine else PAPER_GRID
+    found = choose(chosen, train=rows["train"], held_out=rows["test"], outliers=rows["noise"], grid=grid)
+    curves = [np.array([100 * getattr(found.curve[each], name) for each in found.curve]) for name in ("auroc", "fpr95")]
     if out is not None:
         labels = "AUROC (%), the criterion", "FPR95 (%)"
         panels = {label: {"outliers": curve} for label, curve in zip(labels, curves, strict=True)}
-        save_figure(curves_over_p(grid, panels, chosen=found.p), out)
+        save_figure(curves_over_p(list(found.curve), panels, chosen=found.p), out)
     if as_json:
-        rows = {str(each): row.as_dict() for each, row in found.curve.items()}
-        record = {"p": found.p, "best": found.best, "standard_error": found.standard_error, "curve": rows}
+        curve = {str(each): row.as_dict() for each, row in found.curve.items()}
+        record = {"p": found.p, "best": found.best, "standard_error": found.standard_error, "curve": curve}
         typer.echo(json.dumps(record))
         return
-    for each, auroc, fpr95 in zip(grid, *curves, strict=True):
+    for each, auroc, fpr95 in zip(found.curve, *curves, strict=True):
         mark = "  <- chosen" if each == found.p else ""
         typer.echo(f"p={each:<5g} AUROC {auroc:6.2f}  FPR95 {fpr95:6.2f}{mark}")
     notice(found.verdict)

@@ -26,7 +26,7 @@ class SweepPoint:
     """
 
     p: float
-    rows: tuple[Row, ...]
+    rows: list[Row]
     accuracy: float | None
     spread: dict[str, float]
     gap: dict[str, float]
@@ -40,30 +40,24 @@ def sweep(
     ood: Mapping[str, Features],
     id_set: str = "id",
     run: str = "",
-    bootstrap: int = 0,
 ) -> list[SweepPoint]:
     """Evaluate DICE with energy at every sparsity in ``grid`` (tables 5 and 6, figure 3)."""
     if not ood:
         raise DataError("there is no OOD set to sweep over; give at least one")
     detectors = [DICE(p=p) for p in grid]
     fit_together(detectors, train)
-    return [_point(detector, test, ood, id_set, run, bootstrap) for detector in detectors]
-
-
-def _point(
-    detector: DICE, test: Features, ood: Mapping[str, Features], id_set: str, run: str, bootstrap: int
-) -> SweepPoint:
-    id_energy, id_largest, accuracy = _outputs(detector, test)
-    rows, spread, gap = [], {}, {}
-    for name, features in ood.items():
-        scores, largest, _ = _outputs(detector, features)
-        spec = detector.spec
-        rows.append(
-            evaluate(id_energy, scores, detector=spec, id_set=id_set, ood_set=name, run=run, bootstrap=bootstrap)
-        )
-        spread[name] = float(scores.double().std(correction=0) / id_energy.double().mean())
-        gap[name] = id_largest - largest
-    return SweepPoint(detector.p, tuple(rows), accuracy, spread, gap)
+    points = []
+    for detector in detectors:
+        id_energy, id_largest, accuracy = _outputs(detector, test)
+        point = SweepPoint(detector.p, [], accuracy, {}, {})
+        for name, features in ood.items():
+            scores, largest, _ = _outputs(detector, features)
+            row = evaluate(id_energy, scores, detector=detector.spec, id_set=id_set, ood_set=name, run=run)
+            point.rows.append(row)
+            point.spread[name] = float(scores.double().std(correction=0) / id_energy.double().mean())
+            point.gap[name] = id_largest - largest
+        points.append(point)
+    return points
 
 
 def _outputs(detector: DICE, features: Features) -> tuple[Tensor, float, float | None]:
