@@ -153,18 +153,12 @@ def score(
             counts = now
             move(now)
 
-        def counted(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
-            for rows in batches:
-                counts.add(rows)
-                move(counts)
-                yield rows
-
-        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "progress": moved}
         try:
             if out is None:
-                _print(counted(score_inputs(opened, inputs, **how)), opened, as_csv, as_json)
+                _print(score_inputs(opened, inputs, **how), opened, as_csv, as_json)
             else:
-                score_files(opened, inputs, out, resume=resume, overwrite=force, progress=moved, **how)
+                score_files(opened, inputs, out, resume=resume, overwrite=force, **how)
         except KeyboardInterrupt:
             if out is not None and counts.total and out.suffix.lower() != ".npy":
                 notice(f"{counts.total} results are in {out}; run the same command with --resume to continue")

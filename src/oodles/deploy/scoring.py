@@ -52,6 +52,9 @@ class Counts:
         return (self.rejected + self.errors) / self.total
 
 
+Progress = Callable[[Counts], None]
+
+
 def score_files(
     guard: OpenGuard,
     inputs: Sequence[str | Path] | InputSequence,
@@ -61,7 +64,7 @@ def score_files(
     overwrite: bool = False,
     batch_size: int = BATCH_SIZE,
     workers: int | None = None,
-    progress: Callable[[Counts], None] | None = None,
+    progress: Progress | None = None,
 ) -> Counts:
     """Score images and features, and write one row per input to ``out``: .jsonl, .csv, .parquet, or .npy for scores.
 
@@ -73,26 +76,19 @@ def score_files(
     path, counts = Path(out), Counts()
     check_output(path, resume=resume, overwrite=overwrite)
     sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    job = _job(guard, sequence, batch_size)
-
-    def seen(rows: Sequence[Row]) -> None:
-        counts.add(rows)
-        if progress is not None:
-            progress(counts)
-
-    def observed(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
-        for rows in batches:
-            yield rows
-            seen(rows)  # after they were written
-
+    _check_inputs(guard, sequence)
     batches = _batches(sequence, batch_size)
     if path.suffix.lower() == ".npy":
-        write_scores(path, observed(_score(guard, batches, workers)))
-    else:
-        with open_results(path, job, resume=resume, force=overwrite) as results:
-            for rows in observed(_score(guard, results.remaining(batches, seen), workers)):
-                results.append(rows)
-            results.finish()
+        write_scores(path, _counted(_score(guard, batches, workers), counts, progress))
+        return counts
+    recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
+    threshold = guard.threshold
+    job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
+    with open_results(path, job, resume=resume, force=overwrite) as results:
+        left = results.remaining(batches, partial(_count, counts, progress))
+        for rows in _counted(_score(guard, left, workers), counts, progress):
+            results.append(rows)
+        results.finish()
     return counts
 
 
@@ -102,11 +98,25 @@ def score_inputs(
     *,
     batch_size: int = BATCH_SIZE,
     workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[list[Row]]:
     """Yield the rows of each batch as soon as it is scored; the arguments are those of :func:`score_files`."""
     sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
     _check_inputs(guard, sequence)
-    return _score(guard, _batches(sequence, batch_size), workers)
+    return _counted(_score(guard, _batches(sequence, batch_size), workers), Counts(), progress)
+
+
+def _counted(batches: Iterator[list[Row]], counts: Counts, progress: Progress | None) -> Iterator[list[Row]]:
+    """Yield the batches, and count each after it was used."""
+    for rows in batches:
+        yield rows
+        _count(counts, progress, rows)
+
+
+def _count(counts: Counts, progress: Progress | None, rows: Sequence[Row]) -> None:
+    counts.add(rows)
+    if progress is not None:
+        progress(counts)
 
 
 def check_output(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -122,13 +132,6 @@ def check_output(path: Path, *, resume: bool = False, overwrite: bool = False) -
         raise ArgumentError(f"{path} cannot be resumed; .jsonl, .csv and .parquet can")
     elif path.exists() and not overwrite:
         raise ArgumentError(f"{path} exists already; --force replaces it")
-
-
-def _job(guard: OpenGuard, sequence: InputSequence, batch_size: int) -> Job:
-    _check_inputs(guard, sequence)
-    recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
-    threshold = guard.threshold
-    return Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
 
 
 def _check_inputs(guard: OpenGuard, sequence: InputSequence) -> None:
