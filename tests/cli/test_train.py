@@ -10,7 +10,6 @@ import textwrap
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from support.networks import one_thread  # noqa: F401
 from support.processes import start, wait_for
@@ -150,41 +149,6 @@ def test_errors_are_one_line(workspace, oodles_run, tmp_path, changes, message):
     assert empty(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("arch", "options", "message"),
-    [
-        ("resnet9000", [], "'resnet9000' must be one of densenet101, small, or package.module:factory"),
-        ("nowhere.at.all:net", [], "'nowhere.at.all' cannot be imported"),
-        (
-            NET.replace("Killable", "headless"),
-            ["--head-type", "deconf"],
-            "Sequential has no last linear layer called fc",
-        ),
-    ],
-)
-def test_networks_that_cannot_be_built_are_named(workspace, oodles_run, tmp_path, arch, options, message):
-    code, _, err = oodles_run("train", arch, *RUN[2:], "--out", tmp_path / "run", *options)
-    assert code == 2
-    assert message in err.splitlines()[-1]
-
-
-def test_a_different_run_is_not_resumed(workspace, oodles_run, tmp_path):
-    run = [*RUN, "--out", tmp_path / "run", "--epochs", "1"]
-    assert oodles_run(*run)[0] == 0
-    before = contents(tmp_path / "run")
-    for changes, message in (
-        ([], "already holds a training run"),
-        (["--resume", "--seed", "1"], "a different seed"),
-        (["--resume", "--epochs", "2"], "a different recipe"),
-        (["--resume", "--limit", "40"], "a different data"),
-        (["--resume", "--head-type", "deconf"], "a different network"),
-    ):
-        code, _, err = oodles_run(*run, *changes)
-        assert code == 2
-        assert message in err.splitlines()[-1]
-    assert contents(tmp_path / "run") == before
-
-
 def test_the_command_stops_at_a_nan_loss(workspace, oodles_run, tmp_path, monkeypatch):
     monkeypatch.setenv("NAN_AT", "6")
     code, _, err = oodles_run(*RUN, "--out", tmp_path)
@@ -192,14 +156,6 @@ def test_the_command_stops_at_a_nan_loss(workspace, oodles_run, tmp_path, monkey
     message = "error epoch 2, batch 2 of 4: the loss is nan; the checkpoint of epoch 1 is kept"
     assert err.splitlines()[-1].startswith(message)
     assert len(metrics_of(tmp_path)) == 1
-
-
-def test_the_seed_determines_the_initial_weights(workspace, oodles_run, tmp_path):
-    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert oodles_run(*RUN, "--epochs", "1", "--out", tmp_path / folder, "--seed", seed)[0] == 0
-    a, b, c = (weights_of(tmp_path / folder) for folder in "abc")
-    assert same_weights(a, b)
-    assert not torch.equal(a["conv.weight"], c["conv.weight"])
 
 
 def test_the_command_reports_the_data_and_where_the_weights_are(workspace, oodles_run, tmp_path):

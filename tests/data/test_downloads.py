@@ -15,7 +15,7 @@ import requests
 
 from oodles.bench import SUITES
 from oodles.data import downloads
-from oodles.data.downloads import SOURCES, ByHand, Download, fetch, source
+from oodles.data.downloads import Download, fetch, source
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.records.files import locked, read_record
 
@@ -352,15 +352,3 @@ def test_every_dataset_of_the_paper_is_downloaded_to_where_its_suite_looks():
             record = source(name)
             assert record.name == name
             assert any(f"{place}/".startswith(f"{record.place}/") for place in places), name
-
-
-def test_the_records_are_well_formed():
-    for record in SOURCES.values():
-        assert record.title
-        if isinstance(record, ByHand):
-            assert "\n" not in record.how
-            continue
-        assert record.url.startswith(("https://", "http://"))
-        assert record.host in record.url
-        assert record.md5 is None or len(bytes.fromhex(record.md5)) == 16
-        assert record.md5 is not None or ".tar.gz" in record.url, "without a published checksum there is gzip's own"

@@ -75,7 +75,7 @@ def test_large_images_are_decoded_in_turn(tmp_path, monkeypatch):
     list(ImageLoader(open_images(tmp_path), Transform(8, 8, CIFAR.mean, CIFAR.std), workers=6))
     assert sorted(taken) == [10_000] * 6 + [8 * 2400] * 6
     with pytest.raises(DataError, match=r"2 of 2 images cannot be read"):
-        list(ImageLoader(open_images(tmp_path).pick([0, 1]), Transform(20_000, 20_000, CIFAR.mean, CIFAR.std)))
+        list(ImageLoader(open_images(tmp_path).pick([0, 1]), Transform(8_192, 8_192, CIFAR.mean, CIFAR.std)))
 
 
 def test_a_file_larger_than_any_image_is_not_opened(tmp_path):

@@ -60,14 +60,6 @@ def test_only_unreadable_images_are_skipped(mixed, batch):
         torch.testing.assert_close(image, expected)
 
 
-def test_an_empty_file_is_reported_as_empty(tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "nothing.png").write_bytes(b"")
-    for images in (open_images(tmp_path / "set" / "nothing.png"), open_images(tmp_path / "set")):
-        with pytest.raises(DataError, match=r"nothing\.png: empty file"):
-            list(ImageLoader(images, PLAIN))
-
-
 def test_nothing_readable_is_an_error_even_when_skipping(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.png").write_text("no")
@@ -125,16 +117,6 @@ def test_labels_stay_with_their_images(tmp_path):
     assert labels == [0] * 4 + [1] * 4 + [2] * 3
     assert [len(part) for _, part in batches] == [4, 3, 4]
     assert all(isinstance(batch, torch.Tensor) for batch in ImageLoader(images, PLAIN, labels=False, skip_bad=True))
-
-
-def test_stopping_early_leaves_no_threads_waiting(tmp_path):
-    for number in range(9):
-        write_image(tmp_path / f"{number}.png")
-    loader = ImageLoader(open_images(tmp_path), PLAIN, batch_size=2)
-    assert len(loader) == 5
-    iterator = iter(loader)
-    assert next(iterator).shape == (2, 3, 8, 8)
-    iterator.close()
 
 
 def test_the_next_two_batches_are_decoded_in_advance(tmp_path):

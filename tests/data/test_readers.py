@@ -188,15 +188,6 @@ def test_only_files_named_as_cifar_batches_are_read_as_such(tmp_path, name):
 # SVHN -------------------------------------------------------------------------------------------
 
 
-def test_svhn_digits_and_labels(tmp_path):
-    digits = noise(32, 32, 3, 5)
-    savemat(tmp_path / "test_32x32.mat", {"X": digits, "y": np.array([[1], [10], [9], [10], [5]], dtype=np.uint8)})
-    images = open_images(tmp_path / "test_32x32.mat")
-    assert images.labels.tolist() == [1, 0, 9, 0, 5]
-    for row in range(5):
-        assert np.array_equal(read_array(images, row), digits[:, :, :, row])
-
-
 def test_the_first_images_of_every_class_are_taken_in_file_order(tmp_path):
     numbers = [1, 10, 1, 2, 1, 10, 10, 10, 3]
     digits = noise(32, 32, 3, len(numbers))
@@ -210,15 +201,6 @@ def test_the_first_images_of_every_class_are_taken_in_file_order(tmp_path):
         first_per_class(few, 0)
     with pytest.raises(DataError, match=r"a\.png has no labels"):
         first_per_class(open_images(write_image(tmp_path / "a.png")), 2)
-
-
-def test_other_mat_files_are_refused(tmp_path):
-    savemat(tmp_path / "a.mat", {"Z": np.zeros(3)})
-    (tmp_path / "b.mat").write_bytes(b"not matlab")
-    savemat(tmp_path / "c.mat", {"X": np.zeros(3), "y": np.zeros(3)})
-    for name, reason in (("a", "is not an SVHN file"), ("b", "is not an SVHN file"), ("c", "does not hold 32x32")):
-        with pytest.raises(DataError, match=rf"{name}\.mat {reason}"):
-            open_images(tmp_path / f"{name}.mat")
 
 
 @pytest.mark.parametrize(
@@ -247,25 +229,6 @@ def test_class_folders_are_labels(tmp_path):
     assert images.names == ["ant/x.png", "bee/y.bmp", "zebra/b.png", "zebra/deep/a.JPG"]
     assert images.classes == ("ant", "bee", "zebra")
     assert images.labels.tolist() == [0, 1, 2, 2]
-
-
-def test_a_flat_folder_has_no_labels(tmp_path):
-    write_image(tmp_path / "a.png")
-    write_image(tmp_path / "sub" / "b.png")
-    images = open_images(tmp_path)
-    assert images.labels is None
-    assert len(images) == 2
-    (batch,) = ImageLoader(images, PLAIN)
-    assert isinstance(batch, torch.Tensor)
-
-
-def test_a_single_folder_is_not_a_class(tmp_path):
-    for name in "ab":
-        write_image(tmp_path / "iSUN" / "iSUN_patches" / f"{name}.png")
-    images = open_images(tmp_path / "iSUN")
-    assert images.names == ["iSUN_patches/a.png", "iSUN_patches/b.png"]
-    assert images.labels is None
-    assert images.classes == ()
 
 
 def test_macos_metadata_is_skipped(tmp_path):

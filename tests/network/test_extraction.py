@@ -225,15 +225,6 @@ def test_half_precision_rounds_the_rows_only():
     assert half.head.same_as(whole.head)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_image_that_is_not_finite_is_named_by_its_row(value):
-    batches = batched(ROWS, BATCH)
-    batches[2][0][3, 1, 4, 4] = value
-    message = r"1 of 5 inputs of a batch give NaN or infinite values, the first is input 13; check .* on_bad=\"mark\"$"
-    with pytest.raises(DataError, match=message):
-        extract(seeded(networks.Net), batches)
-
-
 # Loaders ----------------------------------------------------------------------------------------
 
 
@@ -281,29 +272,6 @@ def test_loaders_that_are_refused(store, tmp_path):
     with pytest.raises(DataError, match=r"1 of 5 labels are not classes.*the first is 5 in row 1"):
         run([(pictures(5), torch.tensor([0, CLASSES, 1, 2, 3]))])
     assert run([(pictures(5), torch.full((5,), 99))], labels=False).labels is None
-
-
-@pytest.mark.parametrize("store", [False, True])
-def test_labels_that_are_not_integers_are_refused_and_never_rounded(store, tmp_path):
-    with pytest.raises(OodlesError, match="labels must be integers"):
-        extract(
-            seeded(networks.Net),
-            [(pictures(3), torch.tensor([0.9, 1.5, 3.2]))],
-            store=tmp_path / "s" if store else None,
-        )
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        pytest.param((pictures(2), ["cat.png", "dog.png"]), id="file names for labels"),
-        pytest.param((pictures(2), 3), id="one number for labels"),
-        pytest.param(torch.empty(0, 3, 8, 8), id="no rows"),
-    ],
-)
-def test_batches_that_cannot_be_used_raise_an_oodles_error(batch):
-    with pytest.raises(OodlesError):
-        extract(seeded(networks.Net), [batch])
 
 
 def test_file_names_in_place_of_labels_are_ignored_if_labels_are_not_wanted():
@@ -435,20 +403,6 @@ def test_continuing_runs_only_the_missing_images(tmp_path):
     resumed = extract(model, batches, store=tmp_path / "s", head=False)
     assert sizes == [5]
     same(resumed, extract(model, batches, head=False))
-
-
-@pytest.mark.usefixtures("tiny_shards")
-def test_a_bad_row_is_never_stored_and_the_good_shards_stay(tmp_path):
-    batches = batched(ROWS, BATCH)
-    batches[2][0][1] = float("nan")
-    with pytest.raises(DataError, match="the first is input 11"):
-        extract(counted(), batches, store=tmp_path / "s")
-    manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
-    assert [entry["rows"] for entry in manifest["shards"]] == [5, 5]
-    same(
-        extract(counted(), batched(ROWS, BATCH), store=tmp_path / "s"),
-        extract(counted(), batched(ROWS, BATCH)),
-    )
 
 
 def shard_rows(store):

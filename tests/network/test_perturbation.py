@@ -94,12 +94,6 @@ def test_the_batch_size_changes_nothing(batch_size):
         torch.testing.assert_close(column, other.layers[name], rtol=1e-6, atol=1e-6)
 
 
-def test_batch_size_limits_what_the_network_sees_at_a_time():
-    model = smooth()
-    perturb(model, small(20), sharpness, 0.1, batch_size=8, head=False)
-    assert model.forwards == model.backwards == [8, 8, 4]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_dtype_and_layout_are_kept_and_the_images_are_not_modified(dtype, layout):
@@ -135,21 +129,6 @@ def test_the_objective_receives_the_requested_layers():
 
 
 # What is refused ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
-def test_integer_images_are_refused(dtype):
-    images = torch.ones(4, 3, 5, 5, dtype=dtype)
-
-    class Reads(Smooth):
-        def forward(self, images):
-            return super().forward(images.to(self.fc.weight.dtype))
-
-    refused = rf"the model takes no floating-point input: images \({str(dtype).removeprefix('torch.')} \(4, 3"
-    with pytest.raises(ArgumentError, match=f"^an input step .*{refused}"):
-        perturb(seeded(Reads), images, sharpness, 0.1)
-    with pytest.raises(ArgumentError, match=f"^the input step odin.*{refused}"):
-        extract(seeded(Reads), [images], steps=ODIN(epsilon=0.1).steps())
 
 
 @pytest.mark.parametrize("std", [(0.5,), (0.5, 0.5), (0.5, 0.5, 0.5, 0.5)])

@@ -90,28 +90,6 @@ def test_a_mask_is_never_taken_for_labels(multilabel):
 # Stores -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("tiny_shards")
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_extraction_continues_exactly(tmp_path, kind):
-    model, batches = seeded(kind), batches_of(inputs_of(kind))
-
-    def interrupted():
-        yield from batches[:2]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extract(model, interrupted(), store=tmp_path / "s")
-    rows = []
-    model.head.register_forward_hook(lambda module, arguments, output: rows.append(len(output)))
-    resumed = extract(model, batches, store=tmp_path / "s")
-    assert rows[-1] == BATCH
-    assert len(list((tmp_path / "s").glob("shard-*"))) == 3
-    rows.clear()
-    same(extract(model, batches, store=tmp_path / "s"), resumed)
-    assert rows == [], "a complete store is only read"
-    same(resumed, extract(model, batches))
-
-
 def changed(value):
     """The same with one value changed."""
     if isinstance(value, PackedSequence):

@@ -54,12 +54,12 @@ class LocatedHead:
         """Whether the model applies a sigmoid to each of several logits."""
         return self.finish is torch.sigmoid and self.head.classes > 1
 
-    def embedding(self, entering: Sequence[Tensor], output: Tensor, shift: Tensor | None = None) -> Tensor:
+    def embedding(self, head_inputs: Sequence[Tensor], output: Tensor, shift: Tensor | None = None) -> Tensor:
         """The embedding ``(n, m)`` from the inputs at the tap points, to which ``shift`` is added first."""
         if self.one_token:
-            entering = [self._returned_token(entering[0], output)]
+            head_inputs = [self._returned_token(head_inputs[0], output)]
         widths = self.widths or (self.head.width,)
-        parts = [as_rows(tensor, width) for tensor, width in zip(entering, widths, strict=True)]
+        parts = [as_rows(tensor, width) for tensor, width in zip(head_inputs, widths, strict=True)]
         rows = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(self.head.weight.dtype)
         moved = rows if shift is None else rows + shift
         if not self.normalised:
@@ -207,10 +207,10 @@ def _summed(calls: Sequence[LinearCall], factors: Sequence[float]) -> LocatedHea
 
 def _divided_by_norm(call: LinearCall, output: Tensor) -> Iterator[LocatedHead]:
     """A cosine head that divides by the embedding's norm after the call, and perhaps scales each class."""
-    entering, weight = as_rows(call.input, call.weight.shape[1]).cpu().double(), call.weight.cpu().double()
-    if bool((entering == entering[0]).all()):
+    layer_input, weight = as_rows(call.input, call.weight.shape[1]).cpu().double(), call.weight.cpu().double()
+    if bool((layer_input == layer_input[0]).all()):
         return  # one input, repeated: any scale per class would fit
-    cosines = F.normalize(entering) @ weight.T
+    cosines = F.normalize(layer_input) @ weight.T
     scale = (cosines * output).sum(dim=0) / (cosines * cosines).sum(dim=0).clamp(min=1e-30)
     if not is_curved(scale * cosines, output) and not bool((scale.abs() < 1e-6).any()):
         head = Head((scale[:, None] * weight).float().to(call.weight.device))
@@ -257,11 +257,11 @@ def output_rows(call: LinearCall) -> Tensor | None:
     return call.output.reshape(-1, classes) if call.output[:1].numel() == classes else None
 
 
-def as_rows(entering: Tensor, width: int) -> Tensor:
+def as_rows(layer_input: Tensor, width: int) -> Tensor:
     """A linear operation's input as ``(n, width)``, averaged over space or tokens if it has such."""
-    if entering.shape[1:].numel() == width:
-        return entering.reshape(len(entering), width) if entering.ndim > 2 else entering
-    return entering.flatten(2).mean(dim=2) if entering.ndim >= 4 else entering.mean(dim=1)
+    if layer_input.shape[1:].numel() == width:
+        return layer_input.reshape(len(layer_input), width) if layer_input.ndim > 2 else layer_input
+    return layer_input.flatten(2).mean(dim=2) if layer_input.ndim >= 4 else layer_input.mean(dim=1)
 
 
 def floating_copy(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
 from oodles.network.classes import is_multilabel
-from oodles.network.head import locate_head, still_holds
+from oodles.network.head import is_head_for, locate_head
 from oodles.network.outputs import logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
@@ -43,7 +43,7 @@ def _find(network: nn.Module, inputs: Inputs, name: str | None) -> LocatedHead:
     except RuntimeError:  # tensors made in inference mode do not count their changes
         return locate_head(network, inputs, name)
     known, located = _found.get(network, (None, None))
-    if located is None or known != state or not still_holds(network, located, inputs):
+    if located is None or known != state or not is_head_for(network, located, inputs):
         located = locate_head(network, inputs, name)
         _found[network] = state, located
     return located
@@ -123,12 +123,12 @@ class ForwardPass:
         """One forward pass."""
         tap = self.find_head(inputs)
         try:
-            raw, entering, kept = tap(inputs)
+            raw, head_inputs, kept = tap(inputs)
         except OodlesError:
             raise
         except Exception as error:  # whatever the network's own code raises
             raise rejected(self.network, inputs, error) from error
-        seen = self._columns(raw, entering, kept)
+        seen = self._columns(raw, head_inputs, kept)
         if len(seen.output) != len(inputs):
             raise HeadError(f"{type(self.network).__name__} gave {len(seen.output)} rows for {len(inputs)} inputs")
         if self.located is not None:
@@ -149,11 +149,11 @@ class ForwardPass:
             raise HeadError(f"the last layer of {type(self.network).__name__} is not known yet; run a batch first")
         return self._columns(*self._tap(call))
 
-    def _columns(self, raw: object, entering: Sequence[Tensor], kept: Mapping[str, Tensor]) -> Pass:
+    def _columns(self, raw: object, head_inputs: Sequence[Tensor], kept: Mapping[str, Tensor]) -> Pass:
         output = logits_of(raw, None if self.located is None else self.located.item)
         columns = {"logits": output}
         if self.located is not None:
-            embedding = self.located.embedding(entering, output)
+            embedding = self.located.embedding(head_inputs, output)
             columns = {"embedding": embedding, "logits": self.located.logits(embedding, output)}
         if output.shape[1] == 1:
             columns["logits"] = F.pad(columns["logits"], (1, 0))

@@ -78,7 +78,7 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
     return located
 
 
-def still_holds(network: nn.Module, located: LocatedHead, inputs: Inputs) -> bool:
+def is_head_for(network: nn.Module, located: LocatedHead, inputs: Inputs) -> bool:
     """Whether a head that was found before is the head for these inputs too, as far as two of them show it.
 
     One whose search looked at more than the operation itself is searched for anew.
@@ -116,14 +116,14 @@ def _verified(
 
 def _holds(network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: Tensor | None = None) -> bool:
     """Whether the candidate reproduces the outputs, and still does when its input is shifted."""
-    raw, entering, _ = Tap(network, candidate.points)(inputs)
+    raw, head_inputs, _ = Tap(network, candidate.points)(inputs)
     if output is None:
         output = logits_of(raw, candidate.item)
-    embedding = candidate.embedding(entering, output)
+    embedding = candidate.embedding(head_inputs, output)
     if not _reproduces(candidate, embedding, output):
         return False
     generator = torch.Generator().manual_seed(0)
-    size = float(torch.cat([part.flatten() for part in entering]).abs().mean()) + 1e-3
+    size = float(torch.cat([part.flatten() for part in head_inputs]).abs().mean()) + 1e-3
     step = (torch.rand(candidate.head.width, generator=generator) * size).to(embedding)
     # a sigmoid of small numbers is nearly a straight line, and is not if they are large
     for factor in (1.0, 1e3) if candidate.kind in FOLDED else (1.0,):
@@ -133,7 +133,7 @@ def _holds(network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: T
         shift |= {point.ordinal: far for point in candidate.same_input}
         moved_raw, _ = record(network, inputs, shift)
         moved = logits_of(moved_raw, candidate.item)
-        if not _reproduces(candidate, candidate.embedding(entering, output, far), moved):
+        if not _reproduces(candidate, candidate.embedding(head_inputs, output, far), moved):
             return False
         if not _same_others(raw, moved_raw, candidate.item):
             return False
@@ -174,9 +174,9 @@ def _without_probabilities(heads: Sequence[LocatedHead]) -> list[LocatedHead]:
 def _is_cosine(located: LocatedHead, calls: Sequence[LinearCall]) -> bool:
     """Whether embeddings and class weights all have the same norm; either side may be scaled."""
     call = next(call for call in calls if tap_point(call) == located.points[0])
-    entering = as_rows(floating_copy(call.input), call.weight.shape[1])
+    layer_input = as_rows(floating_copy(call.input), call.weight.shape[1])
     norms = [
-        torch.linalg.vector_norm(F.normalize(entering) if located.normalised else entering, dim=1),
+        torch.linalg.vector_norm(F.normalize(layer_input) if located.normalised else layer_input, dim=1),
         torch.linalg.vector_norm(located.head.weight, dim=1),
     ]
     return all(relative_gap(norm / norm.mean(), torch.ones_like(norm)) < 1e-3 for norm in norms)

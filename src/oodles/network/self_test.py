@@ -16,11 +16,11 @@ from oodles.network.fingerprints import COPIES, model_fingerprint
 from oodles.records.text import one_line
 
 ROWS = 2
-LONGEST, MAX_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
+MAX_LENGTH, MAX_NUMBERS = 1 << 16, 1 << 22  # of a tensor: along one dimension, and in all
 # the largest relative differences: of the same model, on devices that round sums to ten bits, in half precision
 SAME, OTHER_DEVICE, ROUNDED = 1e-3, 1e-2, 5e-2
 
-Length = Annotated[int, Meta(ge=1, le=LONGEST)]
+Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 
 
@@ -155,7 +155,7 @@ def _describe(value: Any) -> Noise | Numbers | Plain:
     if not isinstance(value, Tensor) or value.ndim == 0:
         raise ValueError("not a tensor with rows")
     shape, name = [ROWS, *value.shape[1:]], dtype_name(value.dtype)
-    if max(shape) > LONGEST or math.prod(shape) > MAX_NUMBERS:
+    if max(shape) > MAX_LENGTH or math.prod(shape) > MAX_NUMBERS:
         raise ValueError("too large")
     if value.dtype in PRECISIONS:
         return Noise(shape, name)  # type: ignore[arg-type]

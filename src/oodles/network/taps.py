@@ -219,19 +219,19 @@ class Recorder(TorchFunctionMode):
         found = operands(func, args, kwargs)
         if found is None:
             return func(*args, **kwargs)
-        operation, position, entering, weight, bias = found
+        operation, position, layer_input, weight, bias = found
         ordinal, self.non_affine = len(self.calls), None
         if ordinal in self._shift:
-            moved = entering + broadcast_units(self._shift[ordinal], entering).to(entering.dtype)
+            moved = layer_input + broadcast_units(self._shift[ordinal], layer_input).to(layer_input.dtype)
             if position < len(args):
                 args = (*args[:position], moved, *args[position + 1 :])
             else:
-                kwargs = {key: moved if value is entering else value for key, value in kwargs.items()}
+                kwargs = {key: moved if value is layer_input else value for key, value in kwargs.items()}
         output = func(*args, **kwargs)
         module, modules_input = self._stack[-1] if self._stack else ("", None)
         # later operations may write into the output in place
-        copies = entering.clone(), weight, bias, output.clone()
-        self.calls.append(LinearCall(ordinal, operation, module, modules_input is entering, *copies))
+        copies = layer_input.clone(), weight, bias, output.clone()
+        self.calls.append(LinearCall(ordinal, operation, module, modules_input is layer_input, *copies))
         return output
 
 
@@ -318,9 +318,9 @@ class _Catcher(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def broadcast_units(vector: Tensor, entering: Tensor) -> Tensor:
+def broadcast_units(vector: Tensor, layer_input: Tensor) -> Tensor:
     """A vector with one value per unit, reshaped so that it can be added to every row of a linear operation's input."""
-    if entering.ndim >= 4:
-        whole = vector.numel() == entering[0].numel()
-        return vector.view(1, *entering.shape[1:]) if whole else vector.view(1, -1, *(1,) * (entering.ndim - 2))
+    if layer_input.ndim >= 4:
+        whole = vector.numel() == layer_input[0].numel()
+        return vector.view(1, *layer_input.shape[1:]) if whole else vector.view(1, -1, *(1,) * (layer_input.ndim - 2))
     return vector

@@ -1,8 +1,11 @@
-"""Text from elsewhere on one line: names of files and classes, and the errors of other libraries."""
+"""Text for messages, on one line: names of files and classes, errors of other libraries, how two records differ."""
+
+from typing import Any
 
 from oodles.errors import OodlesError
 
 MAX_LENGTH = 200  # of a message of other libraries
+MAX_SHOWN = 60  # of a value that differs
 
 
 def printable(text: str) -> str:
@@ -28,3 +31,32 @@ def one_line(error: BaseException, *, kind: bool = False) -> str:
         message = message.partition("\n")[0][:MAX_LENGTH]
     message = printable(message)
     return f"{name}: {message}" if kind and message else message or name
+
+
+def first_difference(stored: Any, asked: Any, name: str = "") -> tuple[str, str, str] | None:
+    """The name of the first part that differs, such as ``preprocessing.mean``, and both values in short; else None."""
+    if stored == asked:
+        return None
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        keys = sorted(stored.keys() | asked.keys())
+        pairs = [(stored.get(key), asked.get(key), f"{name}.{key}" if name else key) for key in keys]
+    elif isinstance(stored, list) and isinstance(asked, list) and len(f"{stored}{asked}") > 2 * MAX_SHOWN:
+        if len(stored) != len(asked):
+            return name, f"{len(stored)} entries", str(len(asked))
+        pairs = [(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(stored, asked, strict=True))]
+    else:
+        return name, *_shorten(str(stored), str(asked))
+    return next(filter(None, (first_difference(*pair) for pair in pairs)), None)
+
+
+def _shorten(first: str, second: str) -> tuple[str, str]:
+    """Two different texts; of a long one, only a piece that shows the difference."""
+    shared = min(len(first), len(second))
+    differs = next((place for place in range(shared) if first[place] != second[place]), shared)
+    start = 0 if differs < MAX_SHOWN // 4 else differs - 5
+    before = "..." if start else ""
+
+    def piece(text: str) -> str:
+        return text if len(text) <= MAX_SHOWN else f"{before}{text[start : start + MAX_SHOWN // 4]}..."
+
+    return piece(first), piece(second)

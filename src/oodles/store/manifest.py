@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from oodles.errors import ArgumentError, FileError
-from oodles.records.differences import first_difference
 from oodles.records.files import Digest, Fields, Record, TensorFile, read_record
+from oodles.records.text import first_difference
 
 KIND, PART = "features", "part of features"
 SCHEMA = 1

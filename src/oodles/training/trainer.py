@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
-from oodles.distributed.processes import started_by_torchrun
+from oodles.distributed.processes import Processes, own_device, started_by_torchrun
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.models.deconf import Cosine
 from oodles.network.outputs import logits_of
@@ -70,7 +69,8 @@ def train(
     network = unwrap(model)
     with _processes() as processes, torch.random.fork_rng():
         _check(network, data, recipe, processes)
-        target = processes.device if device is None and processes.device else usable_device(device or "cpu")
+        default = own_device("cuda") if processes.size > 1 and torch.cuda.is_available() else None
+        target = usable_device(device or default or "cpu")
         run = _Run(network.to(target), data, test, recipe, seed, Path(out), processes, target)
         # the first process writes for all
         with locked(run.out) if processes.rank == 0 else nullcontext():
@@ -82,34 +82,20 @@ def train(
     return run.metrics
 
 
-@dataclass(frozen=True)
-class _Processes:
-    """The processes that train together: this one's rank, their number, and this one's device."""
-
-    rank: int = 0
-    size: int = 1
-    device: torch.device | None = None
-
-    def sum(self, value: Tensor) -> Tensor:
-        if self.size > 1:
-            distributed.all_reduce(value)
-        return value
-
-
 @contextmanager
-def _processes() -> Iterator[_Processes]:
+def _processes() -> Iterator[Processes]:
     """The processes that torchrun started, in a process group while training lasts."""
     if started_by_torchrun() == 1:
-        yield _Processes()
+        yield Processes()
         return
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     initialise = not distributed.is_initialized()
     if initialise:
-        distributed.init_process_group("nccl" if on_gpu else "gloo")
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
-        yield _Processes(distributed.get_rank(), distributed.get_world_size(), device)
-        distributed.barrier()  # no process closes its connections while another still uses them
+        processes = Processes(distributed.get_rank(), distributed.get_world_size())
+        yield processes
+        distributed.barrier()
+        processes.leave()  # no process closes its connections while another still uses them
     finally:
         if initialise:
             distributed.destroy_process_group()
@@ -126,7 +112,7 @@ class _Run:
         recipe: Recipe,
         seed: int,
         out: Path,
-        processes: _Processes,
+        processes: Processes,
         device: torch.device,
     ) -> None:
         self.network, self.data, self.test, self.recipe = network, data, test, recipe
@@ -254,7 +240,9 @@ class _Run:
         # the mean over the batch of all processes: DDP averages the gradients over the processes
         loss = F.cross_entropy(logits.float(), labels, reduction="sum") * (self.processes.size / len(rows))
         correct = (logits.argmax(dim=1) == labels).sum()
-        sums = self.processes.sum(torch.stack([loss.detach() / self.processes.size, correct.to(loss)]))
+        sums = torch.stack([loss.detach() / self.processes.size, correct.to(loss)])
+        if self.processes.size > 1:
+            distributed.all_reduce(sums)
         mean_loss, count = sums.tolist()
         if mean_loss < float("inf"):
             self.optimiser.zero_grad()
@@ -284,7 +272,7 @@ def accuracy(model: nn.Module, data: Pixels, device: torch.device | None = None)
     return correct / len(data)
 
 
-def _check(network: nn.Module, data: Pixels, recipe: Recipe, processes: _Processes) -> None:
+def _check(network: nn.Module, data: Pixels, recipe: Recipe, processes: Processes) -> None:
     if recipe.batch_size < 2 * processes.size:
         raise ArgumentError(f"batch_size={recipe.batch_size} must be at least 2 for each of {processes.size} processes")
     present = torch.unique(data.labels)
