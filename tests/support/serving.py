@@ -269,7 +269,7 @@ def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(10 * PATIENCE)
     return results
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from oodles.monitor import Alert
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -88,7 +90,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "The body, an image or the number of inputs is too large.",
         415: "The body is not an image, or has another content type.",
         422: "An image is damaged or has 16 bits per channel, or values are not finite.",
-        503: "Too much is in progress, or the service is starting or ending.",
+        503: "Too much is in progress, or the service is ending.",
     }.items()
 }
 
@@ -155,7 +157,6 @@ class GuardBody(_Strict):
     name: str
     version: str
     detector: str
-    ready: bool
     takes: str = Field(description="images or arrays")
     texts: bool = Field(description="Whether texts are taken too.")
     inputs: list[InputBody]
@@ -201,14 +202,6 @@ class WindowBody(_Strict):
     high: float
 
 
-class AlarmBody(_Strict):
-    """An alarm that stands."""
-
-    kind: str
-    since: int
-    message: str
-
-
 class EvidenceBody(_Strict):
     """How much speaks for a change of the stream; an alarm is raised at `alarm_at`."""
 
@@ -251,7 +244,7 @@ class MonitorBody(_Strict):
     rate: float | None
     expected: ExpectedBody
     windows: list[WindowBody] = Field(description="Oldest first, at most 200.")
-    alarm: AlarmBody | None = Field(description="The one that stands.")
+    alarm: Alert | None = Field(description="The one that stands.")
     alarms: int = Field(description="Alarms so far.")
     evidence: EvidenceBody
     whole_stream: WholeStreamBody

@@ -11,11 +11,6 @@ MAX_WAITING = 16
 """Requests of one connection that wait for the answer to an earlier one."""
 
 
-def timed_protocol(seconds: float) -> type["TimedProtocol"]:
-    """The protocol with this limit on every kind of waiting."""
-    return type("TimedProtocol", (TimedProtocol,), {"seconds": seconds})
-
-
 class TimedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which waits forever for headers to arrive and for answers to be read, with limits on both.
 
@@ -23,15 +18,14 @@ class TimedProtocol(HttpToolsProtocol):
     """
 
     seconds = 30.0
-    _reading: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
     _body_bytes = _other_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # to be told of whatever a client does not read
-        self._reading = self._after_a_while(self._give_up_reading)
+        self._start("reading", transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Wait for the rest of the headers, if a request has begun after another one."""
@@ -44,14 +38,14 @@ class TimedProtocol(HttpToolsProtocol):
                 self.send_400_response("The headers are too large.")
             else:
                 self.transport.abort()
-        elif self._reading is None and self._is_idle():
-            self._reading = self._after_a_while(self._give_up_reading)
+        elif "reading" not in self._timers and self._is_idle():
+            self._start("reading", self.transport.close)
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the request has begun."""
         if len(self.pipeline) >= MAX_WAITING:
             raise ValueError("too many requests at once")  # which the parser answers with 400
-        self._stop_reading()
+        self._stop("reading")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -68,36 +62,27 @@ class TimedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to read its answer."""
         super().pause_writing()
-        self._writing = self._after_a_while(self.transport.abort)
+        self._start("writing", self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop waiting: the answer is on its way."""
-        self._stop_writing()
+        self._stop("writing")
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting: nobody is there."""
-        self._stop_reading()
-        self._stop_writing()
+        self._stop("reading")
+        self._stop("writing")
         super().connection_lost(exc)
 
     def _is_idle(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _after_a_while(self, act: Callable[[], None]) -> asyncio.TimerHandle:
-        return self.loop.call_later(self.seconds, act)
+    def _start(self, waiting: str, give_up: Callable[[], None]) -> None:
+        self._timers[waiting] = self.loop.call_later(self.seconds, give_up)
 
-    def _give_up_reading(self) -> None:
-        self._reading = None
-        self.transport.close()
-
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-
-    def _stop_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+    def _stop(self, waiting: str) -> None:
+        timer = self._timers.pop(waiting, None)
+        if timer is not None:
+            timer.cancel()

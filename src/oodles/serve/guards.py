@@ -16,8 +16,8 @@ import numpy as np
 from fastapi import HTTPException
 
 from oodles.calibration import Threshold
-from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, replace_threshold, rows_of
-from oodles.deploy.exported import ArrayVerdict, ExportedGuard
+from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, rows_of
+from oodles.deploy.exported import INPUT, ArrayVerdict, ExportedGuard
 from oodles.errors import FileError, OodlesError
 from oodles.monitor import Alert, AlertRule, Monitor
 from oodles.serve.batching import Batcher
@@ -65,7 +65,6 @@ class ServedGuard:
         alerted: Callable[[Alert, str], None] | None = None,
     ) -> None:
         self.name, self.path = source.name, source.path
-        self.ready = False
         self.reload_error: str | None = None
         self._source, self._settings, self._telemetry = source, settings, telemetry
         self._alerted = alerted
@@ -73,7 +72,7 @@ class ServedGuard:
         self._state = None if settings.state is None else settings.state / f"{self.name}.monitor.json"
         self._observing = threading.Lock()
         self._changing = threading.Lock()
-        self._in_progress, self._throughput = 0, _Throughput()
+        self._in_progress, self._seconds_per_row = 0, 0.0
         self._shown: tuple[str, str, str] | None = None
         self._stamp = self._current_stamp()
         self.version = self._open()
@@ -84,23 +83,13 @@ class ServedGuard:
 
     # Answering ----------------------------------------------------------------------------------
 
-    def warm_up(self) -> None:
-        """Run the network once as it will be run, so that the first request does not pay for it."""
-        if self.version.guard.transform is not None:
-            side = self.version.guard.transform.resize
-            for rows in sorted({1, self._settings.max_batch}):
-                self.version.guard.judge({"pixels": np.zeros((rows, side, side, 3), np.uint8)})
-        self.ready = True
-
     @contextmanager
     def admit(self, rows: int) -> Iterator[None]:
         """Count rows as in progress during the block; raises if there are too many."""
         if self._in_progress + rows > self._settings.queue:
-            raise HTTPException(
-                503,
-                f"{self._in_progress} inputs wait for {self.name} already; try again later",
-                {"Retry-After": str(self._throughput.seconds_for(self._in_progress))},
-            )
+            seconds = min(MAX_RETRY, max(1, round(self._in_progress * self._seconds_per_row)))
+            message = f"{self._in_progress} inputs wait for {self.name} already; try again later"
+            raise HTTPException(503, message, {"Retry-After": str(seconds)})
         self._in_progress += rows
         self._telemetry.waiting.labels(self.name).set(self._in_progress)
         try:
@@ -126,7 +115,7 @@ class ServedGuard:
         verdict = key.version.guard.judge(arrays, explain=key.explain)
         seconds = time.perf_counter() - began
         rows = rows_of(arrays)
-        self._throughput.add(rows, seconds)
+        self._seconds_per_row += 0.1 * (seconds / rows - self._seconds_per_row)  # a mean of the last batches
         self._telemetry.inference.labels(self.name).observe(seconds)
         self._telemetry.batches.labels(self.name).observe(rows)
         self._observe(key.version, verdict)
@@ -184,9 +173,8 @@ class ServedGuard:
         """Accept what scores at least ``value`` from now on, here and in the guard's files."""
         with self._changing:
             if self._current_stamp() != self._stamp:
-                raise HTTPException(
-                    503, f"the files of {self.name} have changed; try again once they are loaded", {"Retry-After": "5"}
-                )
+                message = f"the files of {self.name} have changed; try again once they are loaded"
+                raise HTTPException(503, message, {"Retry-After": "5"})
             guard = self.version.guard
             scores = guard.threshold.id_scores
             if scores is None:
@@ -198,7 +186,7 @@ class ServedGuard:
             rate = min(max(float((scores >= value).mean()), edge), 1 - edge)
             threshold = Threshold(value, rate, guard.threshold.calibration_size)
             changed = guard.with_threshold(threshold)
-            replace_threshold(self.path, changed.threshold.as_record())
+            guard.save_threshold(threshold)
             self._stamp = self._current_stamp()
             self.reload_error = None
             self._replace(Version(changed, self._new_monitor(changed), self.version.tokenizer))
@@ -229,6 +217,10 @@ class ServedGuard:
         guard = ExportedGuard.open(self.path, threads=self._settings.threads)
         path = self._source.tokenizer
         tokenizer = None if path is None else TextTokenizer(path, guard)
+        if guard.transform is not None:  # run it once as it will be run, so that the first request does not pay for it
+            side = guard.transform.resize
+            for rows in sorted({1, self._settings.max_batch}):
+                guard.judge({INPUT: np.zeros((rows, side, side, 3), np.uint8)})
         return Version(guard, self._restored_monitor(guard), tokenizer)
 
     def _replace(self, version: Version) -> None:
@@ -268,19 +260,3 @@ class ServedGuard:
             found = [path.stat() for path in paths]
             return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
         return ()
-
-
-class _Throughput:
-    """How many rows the network answers per second, lately."""
-
-    def __init__(self) -> None:
-        self._rows, self._seconds = 0.0, 0.0
-
-    def add(self, rows: int, seconds: float) -> None:
-        self._rows, self._seconds = 0.9 * self._rows + rows, 0.9 * self._seconds + seconds
-
-    def seconds_for(self, rows: int) -> int:
-        """Whole seconds until so many rows are answered, at least 1."""
-        if not self._rows:
-            return 1
-        return min(MAX_RETRY, max(1, round(rows * self._seconds / self._rows)))

@@ -61,10 +61,9 @@ async def live() -> dict[str, bool]:
 
 @health.get("/health/ready", summary="Whether requests are answered", responses={503: ERRORS[503]})
 async def ready(service: Serving) -> dict[str, bool]:
-    """200 once every guard has been warmed up; 503 before that, and from SIGTERM on."""
-    if not service.ready:
-        reason = "is ending" if service.draining else "is warming up"
-        raise HTTPException(503, f"the service {reason}", {"Retry-After": "1"})
+    """200 until SIGTERM, 503 from then on."""
+    if service.draining:
+        raise HTTPException(503, "the service is ending", {"Retry-After": "1"})
     return {"ready": True}
 
 
@@ -90,7 +89,7 @@ async def model(service: Serving, name: str) -> ModelBody:
 
 @router.get("/models/{name}/ready", summary="Whether a guard answers")
 async def model_ready(service: Serving, name: str) -> dict[str, str | bool]:
-    """200, or 503 while it is warmed up."""
+    """200, or 404 if there is none of this name."""
     service.guard(name)
     return {"name": name, "ready": True}
 

@@ -185,7 +185,6 @@ def _described(served: ServedGuard) -> GuardBody:
             "name": served.name,
             "version": guard.identity,
             "detector": guard.detector,
-            "ready": served.ready,
             "takes": "arrays" if guard.transform is None else "images",
             "texts": served.version.tokenizer is not None,
             "inputs": guard.record["inputs"],

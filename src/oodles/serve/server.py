@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from oodles.errors import ArgumentError
 from oodles.monitor import Webhook
 from oodles.serve.app import make_app
-from oodles.serve.connections import timed_protocol
+from oodles.serve.connections import TimedProtocol
 from oodles.serve.guards import ServedGuard, Source
 from oodles.serve.service import Service
 from oodles.serve.settings import Settings
@@ -71,7 +71,7 @@ def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
     """Answer requests until a signal ends the process."""
     config = uvicorn.Config(
         app,
-        http=timed_protocol(service.settings.timeout),
+        http=type("Protocol", (TimedProtocol,), {"seconds": service.settings.timeout}),
         ws="none",
         log_config=None,
         access_log=False,

@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, HTTPException, Request
@@ -19,7 +18,6 @@ from oodles.serve.telemetry import LOGGER, Telemetry, log
 
 Value = TypeVar("Value")
 DECODERS = min(16, max(2, os.cpu_count() or 2))
-RETRY = {"Retry-After": "1"}
 STATE_SECONDS = 5.0  # between writes of what monitors know
 
 
@@ -34,11 +32,6 @@ class Service:
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoding")
         self._requests = 0
 
-    @property
-    def ready(self) -> bool:
-        """Whether requests are answered: every guard has been run once, and the service is not about to end."""
-        return not self.draining and all(guard.ready for guard in self.guards.values())
-
     def guard(self, name: str | None) -> ServedGuard:
         """The guard of that name, or the only one."""
         if name is None:
@@ -48,15 +41,15 @@ class Service:
         found = self.guards.get(name)
         if found is None:
             raise HTTPException(404, f"there is no guard {printable(name)!r:.100}; there are: {', '.join(self.guards)}")
-        if not found.ready:
-            raise HTTPException(503, f"{name} is still warming up; try again later", RETRY)
         return found
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request during the block; raises if there are too many, before anything of it is read."""
         if self._requests >= self.settings.concurrency:
-            raise HTTPException(503, f"{self._requests} requests are in progress; try again later", RETRY)
+            raise HTTPException(
+                503, f"{self._requests} requests are in progress; try again later", {"Retry-After": "1"}
+            )
         self._requests += 1
         try:
             yield
@@ -87,11 +80,8 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def run_maintenance(self) -> None:
-        """Warm up, then follow the guards' files and save what monitors know, until it is cancelled."""
-        for guard in self.guards.values():
-            await self._safely(guard.warm_up)
-        if self.ready:
-            log("ready", guards=list(self.guards))
+        """Follow the guards' files and save what monitors know, until it is cancelled."""
+        log("ready", guards=list(self.guards))
         await asyncio.gather(
             self._repeat(self.settings.reload, ServedGuard.reload), self._repeat(STATE_SECONDS, ServedGuard.save_state)
         )
@@ -101,13 +91,10 @@ class Service:
         while seconds:
             await asyncio.sleep(seconds)
             for guard in self.guards.values():
-                await self._safely(partial(function, guard))
-
-    async def _safely(self, function: Callable[[], None]) -> None:
-        try:
-            await asyncio.to_thread(function)
-        except Exception:  # of any kind: maintenance must not end
-            LOGGER.exception("unexpected error")
+                try:
+                    await asyncio.to_thread(function, guard)
+                except Exception:  # of any kind: maintenance must not end
+                    LOGGER.exception("unexpected error")
 
     def close(self) -> None:
         """Answer what waits, save the monitors' states, end the threads."""

@@ -45,11 +45,10 @@ function showGuard(guard) {
   watch();
 }
 
-function aboutGuard({ detector, class_names: names, members, ready, reload_error: stale }) {
+function aboutGuard({ detector, class_names: names, members, reload_error: stale }) {
   const classes = names.length > 12 ? `${names.slice(0, 8).join(", ")} and ${whole(names.length - 8)} more` : names.join(", ");
   const parts = [`Detector: ${detector}${members.length ? `, an ensemble of ${members.join(", ")}` : ""}.`];
   if (names.length) parts.push(`Its model knows ${counted(names.length, "class", "classes")}: ${classes}.`);
-  if (!ready) parts.push("It is not ready yet.");
   if (stale) parts.push(`Its files have changed and cannot be used, so the previous version answers: ${stale}`);
   return parts.join(" ");
 }
