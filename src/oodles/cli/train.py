@@ -11,12 +11,12 @@ from oodles.cli.checks import check_choice, check_number, check_out, check_seed,
 from oodles.cli.common import notice, report_ignored
 from oodles.cli.completion import one_of
 from oodles.errors import ArgumentError, DataError
+from oodles.training.recipes import RECIPES
 
 if TYPE_CHECKING:
     from oodles.data.readers import ImageSet
 
 ARCHITECTURES = {"densenet101": "oodles.models:densenet101", "small": "oodles.models:small_resnet"}
-RECIPE_NAMES = ("paper", "godin", "one-cycle")  # those in oodles.training, which imports torch
 HEAD_TYPES = ("linear", "deconf")
 
 
@@ -32,7 +32,7 @@ def train(
     out: Annotated[Path, Option("--out", help="Folder for checkpoints, weights and metrics.jsonl.")],
     test: Annotated[Path | None, Option(help="Labelled images to report accuracy on after each epoch.")] = None,
     recipe: Annotated[
-        str, Option(help="paper (100 epochs), godin (200), or one-cycle (24).", autocompletion=one_of(*RECIPE_NAMES))
+        str, Option(help="paper (100 epochs), godin (200), or one-cycle (24).", autocompletion=one_of(*RECIPES))
     ] = "paper",
     head_type: Annotated[
         str, Option(help="linear, or deconf: the cosine head that godin needs.", autocompletion=one_of(*HEAD_TYPES))
@@ -59,7 +59,7 @@ def train(
     """
     from oodles.data.transforms import CIFAR
 
-    check_choice("--recipe", recipe, RECIPE_NAMES)
+    check_choice("--recipe", recipe, tuple(RECIPES))
     check_choice("--head-type", head_type, HEAD_TYPES)
     for name, value, least in (("--epochs", epochs, 1), ("--batch-size", batch_size, 2)):
         check_number(name, value, least)
@@ -80,7 +80,6 @@ def train(
     from oodles.models import build_model
     from oodles.models.deconf import with_head
     from oodles.training import train as run
-    from oodles.training.recipes import RECIPES
 
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -101,11 +100,9 @@ def _open_labelled(path: Path) -> tuple["ImageSet", int]:
     from oodles.data.readers import open_images
 
     images = open_images(path)
-    if images.labels is None:
-        reason = f" ({images.label_note})" if images.label_note else ""
-        raise DataError(f"{path} has no labels; put the images of each class in a folder of its own{reason}")
+    labels = images.known_labels()
     report_ignored(images, labels=True)
-    return images, len(images.classes) or int(images.labels.max()) + 1
+    return images, len(images.classes) or int(labels.max()) + 1
 
 
 def _factory(arch: str, classes: int) -> str:

@@ -36,6 +36,13 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.names)
 
+    def known_labels(self) -> npt.NDArray[np.int64]:
+        """Return the labels; raise if there are none."""
+        if self.labels is None:
+            reason = f" ({self.label_note})" if self.label_note else ""
+            raise DataError(f"{self.name} has no labels; put the images of each class in a folder of its own{reason}")
+        return self.labels
+
     def read(self, row: int) -> Image.Image:
         """One image, decoded and upright."""
         with self.open(row) as image, PIXELS.take(image.width * image.height):

@@ -103,9 +103,7 @@ class Pixels:
 
 def read_pixels(images: ImageSet, transform: Transform, *, skip_bad: bool = False) -> Pixels:
     """Decode every image of a labelled set."""
-    if images.labels is None:
-        reason = f" ({images.label_note})" if images.label_note else ""
-        raise DataError(f"{images.name} has no labels; put the images of each class in a folder of its own{reason}")
+    images.known_labels()
     needed = len(images) * 3 * transform.size**2
     if needed > MAX_MEMORY:
         raise DataError(

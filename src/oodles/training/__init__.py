@@ -1,6 +1,5 @@
 """Training networks: recipes, and a trainer that resumes exactly."""
 
-from oodles.training.recipes import RECIPES, Recipe
-from oodles.training.trainer import train
+import lazy_loader
 
-__all__ = ["RECIPES", "Recipe", "train"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
