@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from oodles.data.decoding import WORKERS, Prepared, prepare
 from oodles.data.prefetching import prefetch
@@ -20,6 +22,10 @@ from oodles.deploy.results.scores import write_scores
 from oodles.deploy.results.writing import check_results, open_results
 from oodles.deploy.sources import Batch, FeatureBatch, InputSequence
 from oodles.errors import ArgumentError, DataError
+from oodles.explanation.findings import Explanation
+
+Pixels = npt.NDArray[np.uint8]
+Judged = TypeVar("Judged")
 
 BATCH_SIZE = 32
 SUFFIXES = (*FORMATS, ".npy")
@@ -106,6 +112,17 @@ def score_inputs(
     return _counted(_score(guard, _batches(sequence, batch_size), workers), Counts(), progress)
 
 
+def explain_inputs(
+    guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, *, workers: int | None = None
+) -> Iterator[list[tuple[str, Explanation | str]]]:
+    """Yield, batch by batch, the name of each image and its explanation, or why it cannot be read."""
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
+    guard.check_images()
+    for batch, images in decode_ahead(_batches(sequence, BATCH_SIZE), guard.transform, workers):
+        found = _of_images(images, lambda pixels: guard.explain(guard.batch(pixels)))
+        yield [*zip(batch.names, found, strict=True)]
+
+
 def _counted(batches: Iterator[list[Row]], counts: Counts, progress: Progress | None) -> Iterator[list[Row]]:
     """Yield the batches, and count each after it was used."""
     for rows in batches:
@@ -171,15 +188,16 @@ def decode_ahead(
 
 def _image_rows(guard: OpenGuard, names: Sequence[str], images: Sequence[Prepared]) -> list[Row]:
     """Return rows in the order of the images, of which only those that could be read are scored."""
-    good = [(name, image.pixels) for name, image in zip(names, images, strict=True) if image.pixels is not None]
-    scored: Iterator[Row] = iter(())
-    if good:
-        verdict = guard.judge(guard.batch(np.stack([pixels for _, pixels in good])))
-        scored = iter(verdict_rows([name for name, _ in good], verdict, guard.class_names))
-    return [
-        Row(name, error=image.problem) if image.pixels is None else next(scored)
-        for name, image in zip(names, images, strict=True)
-    ]
+    good = [name for name, image in zip(names, images, strict=True) if image.pixels is not None]
+    found = _of_images(images, lambda pixels: verdict_rows(good, guard.judge(guard.batch(pixels)), guard.class_names))
+    return [Row(name, error=row) if isinstance(row, str) else row for name, row in zip(names, found, strict=True)]
+
+
+def _of_images(images: Sequence[Prepared], judge: Callable[[Pixels], Iterable[Judged]]) -> list[Judged | str]:
+    """Return what ``judge`` gives for each image that could be read, and the problems of the others, in order."""
+    pixels = [image.pixels for image in images if image.pixels is not None]
+    judged = iter(judge(np.stack(pixels)) if pixels else ())
+    return [image.problem or "unknown" if image.pixels is None else next(judged) for image in images]
 
 
 def verdict_rows(names: Sequence[str], verdict: ArrayVerdict, class_names: Sequence[str]) -> list[Row]:
