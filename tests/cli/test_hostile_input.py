@@ -2,7 +2,6 @@
 
 import csv
 import json
-import random
 import shutil
 
 import pytest
@@ -132,20 +131,6 @@ def test_modules_and_factories_that_raise(refused, workspace, source, request):
     request.addfinalizer((workspace / f"{module}.py").unlink)
     message = refused("extract", "train", "--out", "o", "--model", f"{module}:net")
     assert message.startswith((f"error '{module}' cannot be imported (", f"error --model {module}:net: KeyError: 'k'"))
-
-
-@pytest.fixture(scope="module")
-def user(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", list(command_lines.sys.path))
-        yield command_lines.workspace(tmp_path_factory.mktemp("fuzz") / "user")
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
-@given(generator=st.randoms(use_true_random=False))
-def test_changed_command_lines_are_run_or_refused_in_one_line(user, tmp_path_factory, generator: random.Random):
-    place = tmp_path_factory.mktemp("case")
-    assert command_lines.judge(command_lines.hostile(generator, user, place)) in (ACCEPTED, REFUSED)
 
 
 ARGUMENTS = st.one_of(
