@@ -2,7 +2,7 @@
 
 import pickle
 import zipfile
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from oodles.bench import SUITES, suite
 from oodles.data.loaders import ImageLoader
-from oodles.data.transforms import CIFAR, IMAGENET
+from oodles.data.transforms import CIFAR
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError
 from oodles.paper.published import METHODS, tables
@@ -40,9 +40,6 @@ def cifar10_data(tmp_path):
 
 
 def test_the_suites_are_the_papers():
-    assert list(SUITES) == ["cifar10", "cifar100", "imagenet"]
-    assert [(one.classes, one.p) for one in SUITES.values()] == [(10, 0.9), (100, 0.9), (1000, 0.7)]
-    assert [one.transform for one in SUITES.values()] == [CIFAR, CIFAR, IMAGENET]
     for name, one in SUITES.items():
         published = next(iter(tables()[name].values()))
         assert set(one.ood) == set(published) - {"average"}
@@ -52,8 +49,6 @@ def test_the_suites_are_the_papers():
         assert specs[0] == "msp"
         named = [METHODS[name].get(spec) for spec in specs]
         assert {"MSP", "ODIN", "Mahalanobis", "Energy", "ReAct", "DICE"} <= set(named)
-    with pytest.raises(FrozenInstanceError):
-        suite("cifar10").p = 0.5
     with pytest.raises(ArgumentError, match="suite 'mnist' must be one of cifar10, cifar100, imagenet"):
         suite("mnist")
 
@@ -155,18 +150,6 @@ def test_imagenet_has_the_same_sorted_classes_in_both_parts(tmp_path):
     assert train.labels.tolist() == test.labels.tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"train has 3 class folders, but imagenet has 1000 classes"):
         suite("imagenet").open_sets(tmp_path)
-
-
-def test_imagenet_with_all_its_classes(tmp_path):
-    shade = tmp_path / "one.png"
-    write_image(shade)
-    for part in ("train", "val"):
-        for number in range(1000):
-            folder = tmp_path / "imagenet" / part / f"n{number:08}"
-            folder.mkdir(parents=True)
-            (folder / "a.png").hardlink_to(shade)
-    train, test, *_ = suite("imagenet").open_sets(tmp_path).values()
-    assert train.labels.tolist() == test.labels.tolist() == list(range(1000))
 
 
 def test_imagenet_inside_a_zip(tmp_path):
