@@ -1,6 +1,5 @@
 """Choosing p from ID rows and noise: the best AUROC, ties within a standard error to the larger p."""
 
-
 import pytest
 import torch
 from support.networks import one_thread  # noqa: F401

@@ -9,7 +9,7 @@ from oodles import plots
 from oodles.detectors import Detector, LogitDetector, fit_together
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.sparsifiers import DICE
-from oodles.features import Features, Head
+from oodles.features import Features
 from oodles.metrics import evaluate
 from oodles.paper.analysis import contribution_moments, id_order, moments
 from oodles.paper.sweep import SWEEP_GRID
@@ -41,7 +41,8 @@ def dice_sections(trial: Trial) -> list[Section]:
 
 def _curve(detector: LogitDetector, train: Features, id_set: Judged, ood: Sequence[Judged]) -> tuple[str, Figure]:
     """FPR95 of the detector with other values of p, fitted on the same rows in one pass."""
-    own = _p(detector)
+    sparsifier = detector.sparsifier()
+    own = 0.0 if sparsifier is None else sparsifier.p
     grid = sorted({*SWEEP_GRID, own})
     candidates = [detector.with_p(p) for p in grid]
     fit_together(candidates, train)
@@ -81,7 +82,7 @@ def _contributions(detector: LogitDetector, trial: Trial) -> tuple[str, Figure] 
     sets |= {f"OOD, {each.name}": each.features[:MAX_ROWS] for each in ood[:MAX_PANELS]}
     order = id_order(head, moments(id_set.features[:MAX_ROWS]), label)
     means = {title: contribution_moments(head, moments(part), label, order) for title, part in sets.items()}
-    kept_from = head.width - _kept(detector, head, label)
+    kept_from = 0 if detector.dense else int((detector.weight_[label] == 0).sum())
     shown = np.unique(np.linspace(0, head.width - 1, min(MAX_UNITS, head.width)).round().astype(int))
     panels = {
         shortened(title, 40): (mean[shown], np.sqrt(variance[shown])) for title, (mean, variance) in means.items()
@@ -100,16 +101,6 @@ def _contributions(detector: LogitDetector, trial: Trial) -> tuple[str, Figure] 
         "most often for the OOD rows. DICE keeps the weights that contribute most on ID data."
     )
     return text, draw(figure, alternative, caption, data)
-
-
-def _p(detector: LogitDetector) -> float:
-    sparsifier = detector.sparsifier()
-    return 0.0 if sparsifier is None else sparsifier.p
-
-
-def _kept(detector: LogitDetector, head: Head, label: int) -> int:
-    """How many units the detector keeps for a class."""
-    return head.width if detector.dense else int((detector.weight_[label] != 0).sum())
 
 
 def _common_label(predicted: npt.NDArray[np.int64], ood: Sequence[Judged]) -> int:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -148,7 +149,7 @@ class _Comparison:
 
     def _standard_error(self, detector: str) -> float:
         """Of the average FPR95 in points, from the numbers of OOD rows alone."""
-        own = self._rows_of(detector)
+        own = self._by_detector[detector]
         variances = [row.fpr95 * (1 - row.fpr95) / row.n_ood for row in own]
         return 100 * math.sqrt(sum(variances)) / len(own)
 
@@ -220,7 +221,7 @@ class _Comparison:
 
     def _tables(self) -> list[Table]:
         """Return the tables of FPR95 and of AUROC, the average first; the paper's only if it is over the same sets."""
-        full = compare([row for each in self.ranked for row in self._rows_of(each)], paper=self.id_set)
+        full = compare([row for each in self.ranked for row in self._by_detector[each]], paper=self.id_set)
         columns = [Column("detector"), *full.columns[1:]]
         average = len(columns) - 2
         if not columns[average].differences:
@@ -233,27 +234,31 @@ class _Comparison:
             tables.append(replace(full.pick(places), caption=f"{name} in percent, {better} is better"))
         return tables
 
-    def _rows_of(self, detector: str) -> list[Row]:
-        return [row for row in self.rows if without_seed(row.detector) == detector]
+    @cached_property
+    def _by_detector(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(without_seed(row.detector), []).append(row)
+        return found
 
     def _figure(self) -> Figure:
         drawn = self.ranked[:MAX_DRAWN]
-        by_set = {name: [self._mean_or_nan(each, name) for each in drawn] for name in self.sets}
+        by_set = {
+            name: [self.mean(each, name, "fpr95") if (each, name) in self.grouped else None for each in drawn]
+            for name in self.sets
+        }
         average = [self.mean(each, AVERAGE, "fpr95") for each in drawn]
         figure = plots.detector_dots(
             [shortened(shown_name(each)) for each in drawn],
-            {shortened(name): np.array(values) for name, values in by_set.items()},
+            {shortened(name): np.array(values, dtype=float) for name, values in by_set.items()},
             np.array(average),
         )
         best, worst = f"{shown_name(drawn[0])}, {average[0]:.1f} %", f"{shown_name(drawn[-1])}, {average[-1]:.1f} %"
         alternative = f"FPR95 of {len(drawn)} detectors on {len(self.sets)} OOD sets. Lowest average: {best}"
         alternative += f"; highest: {worst}." if len(drawn) > 1 else "."
-        data = {"detectors": [shown_name(each) for each in drawn], "average": average, "fpr95": _without_nan(by_set)}
+        data = {"detectors": [shown_name(each) for each in drawn], "average": average, "fpr95": by_set}
         caption = "FPR95 of each detector: a dot for each OOD set, a bar at the average."
         return draw(figure, alternative, caption, data)
-
-    def _mean_or_nan(self, detector: str, name: str) -> float:
-        return self.mean(detector, name, "fpr95") if (detector, name) in self.grouped else math.nan
 
     def _others(self) -> Table:
         metrics = {
@@ -264,7 +269,7 @@ class _Comparison:
         }
         lines = []
         for each in self.ranked[:MAX_LINES]:
-            own = self._rows_of(each)
+            own = self._by_detector[each]
             lines.append(
                 (
                     Cell(shown_name(each)),
@@ -287,7 +292,3 @@ class _Comparison:
             (Column("OOD set"), Column("OOD rows", ",d"), Column("ID rows", ",d")),
             tuple(lines),
         )
-
-
-def _without_nan(curves: dict[str, list[float]]) -> dict[str, list[float | None]]:
-    return {name: [None if math.isnan(value) else value for value in values] for name, values in curves.items()}

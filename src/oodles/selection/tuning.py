@@ -1,4 +1,4 @@
-"""``tune``: what a detector can only choose with the network at hand, from held-out ID images."""
+"""Tune hyperparameters that need the network, on ID images."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,6 @@ from oodles.errors import DataError, NotFittedError
 from oodles.features import Features
 from oodles.network.classes import folder_names
 from oodles.network.extraction import extract_each
-from oodles.network.forward import HeadName
 from oodles.network.perturbation import FGSM_SIZE, channel_bounds, fgsm, movable
 from oodles.network.taps import unwrap
 
@@ -28,14 +27,12 @@ def tune(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    head: HeadName = None,
-    device: torch.device | str | None = None,
     labels: LabelsAt = True,
     max_images: int = MAX_IMAGES,
     store: Path | None = None,
     **options: Any,
 ) -> int:
-    """Choose what is still open in ``detectors``: input steps, and how layers are combined. Fit them first.
+    """Tune what ``detectors`` choose with the network at hand: the input step, how layers are combined. Fit them first.
 
     Uses the first ``max_images`` ID images of ``loader`` (labelled, if any detector learns against adversarial copies
     of them), and returns their number. All detectors share the passes: each input step runs once, however many need
@@ -64,7 +61,7 @@ def tune(
     moved_for = f"tuning {untuned[0].spec}" if against or any(steps for _, steps in wanted.values()) else ""
     reader = BatchReader(unwrap(model), labels if labelled else False)
     images = _HeldOut(reader, loader, max_images, bool(against), moved_for)
-    options |= {"head": head, "device": device, "progress": False}
+    options["progress"] = False
     home = None if store is None else store / "held_out"
     plain, *held_out = extract_each(model, images, [((), ()), *wanted.values()], store=home, labels=labelled, **options)
     adversarial: dict[NetworkDetector, Features] = {}
