@@ -9,17 +9,18 @@ import ast
 import copy
 import gc
 import hashlib
-import importlib
 import json
 import os
 import signal
 import sys
-import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from tempfile import TemporaryFile
 from types import FunctionType
 from typing import Any
 
@@ -32,57 +33,31 @@ from studies.pages import write_page
 SOURCE = ROOT / "src" / "oodles"
 EXPLAINED = ROOT / "studies" / "equivalent_mutants.toml"
 RESULTS = ROOT / "docs" / "mutation.json"
+FUNCTIONS = [path for path in sorted((SOURCE / "functional").glob("*.py")) if path.stem != "__init__"]
+PAIRS: tuple[tuple[type[ast.AST], type[ast.AST]], ...] = (
+    *((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub)),
+    *((ast.Mult, ast.Div), (ast.LShift, ast.RShift), (ast.BitAnd, ast.BitOr)),
+)
 # every module is tested by its own file, and by the examples in its docstrings
 TESTS = {
-    **{f"functional/{name}.py": f"tests/functional/test_{name}.py" for name in ("maps", "normal", "quantiles")},
-    **{f"functional/{name}.py": f"tests/functional/test_{name}.py" for name in ("scores", "shaping", "sparsity")},
+    **{f"functional/{path.stem}.py": f"tests/functional/test_{path.stem}.py" for path in FUNCTIONS},
     "metrics.py": "tests/test_metrics.py",
     "calibration.py": "tests/test_calibration.py",
 }
+SECONDS = 300
+"""A mutant whose tests take longer hangs, and is noticed."""
+Key = tuple[str, str, str, int]
+"""Module, function, change as text, and which of equal changes in the function it is."""
 OTHER_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    **{one: (other,) for pair in PAIRS for one, other in (pair, pair[::-1])},
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
     ast.Gt: (ast.GtE, ast.LtE),
     ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
     ast.FloorDiv: (ast.Mult,),
     ast.Pow: (ast.Mult,),
-    ast.LShift: (ast.RShift,),
-    ast.RShift: (ast.LShift,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,),
     ast.BitXor: (ast.BitAnd,),
 }
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change: ``change`` as text, ``other`` in its place in the module; ``nth`` counts equal ones in a function."""
-
-    module: str
-    function: str
-    change: str
-    line: int
-    tree: ast.Module
-    place: tuple[ast.AST, str, int | None]
-    other: ast.AST
-    nth: int = 1
-
-    @property
-    def key(self) -> tuple[str, str, str, int]:
-        """What identifies it as long as its function stays as it is."""
-        return self.module, self.function, self.change, self.nth
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
@@ -117,22 +92,20 @@ def _changed(node: ast.AST, **fields: object) -> ast.AST:
     return other
 
 
-def mutants(module: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of a module's source, in the order of its lines."""
-    tree, seen = ast.parse(source), Counter[tuple[str, str]]()
+def mutants(module: str, source: str | None = None) -> Iterator[tuple[Key, ast.Module]]:
+    """Yield every mutant of a module in the order of its lines: what identifies it, and the tree, changed meanwhile."""
+    tree, seen = ast.parse(source or (SOURCE / module).read_text()), Counter[tuple[str, str]]()
     for parent, name, place, function in sites(tree, "module"):
         held = getattr(parent, name)
         node = held if place is None else held[place]
         shown = isinstance(node, ast.Constant) and isinstance(parent, ast.expr | ast.keyword | ast.arguments)
         before = _text(parent if shown else node)
         for other in replacements(node):
-            ast.copy_location(other, node)
-            _put(parent, name, place, other)
+            _put(parent, name, place, ast.copy_location(other, node))
             change = f"{before} → {_text(parent if shown else other)}"
-            _put(parent, name, place, node)
             seen[function, change] += 1
-            nth = seen[function, change]
-            yield Mutant(module, function, change, node.lineno, tree, (parent, name, place), other, nth)
+            yield (module, function, change, seen[function, change]), tree
+            _put(parent, name, place, node)
 
 
 def sites(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, int | None, str]]:
@@ -171,19 +144,14 @@ def _text(node: ast.AST) -> str:
     return " ".join(ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split())
 
 
-def apply(mutant: Mutant) -> None:
-    """Change the imported module in place: whoever has one of its functions or classes has the mutated one.
-
-    Once in a process, whose copy of the tree stays changed.
-    """
-    module = importlib.import_module("oodles." + mutant.module.removesuffix(".py").replace("/", "."))
-    before = dict(vars(module))
-    _put(*mutant.place, mutant.other)
-    tree = ast.fix_missing_locations(mutant.tree)
-    exec(compile(tree, str(module.__file__), "exec"), vars(module))  # noqa: S102
+def apply(module: str, tree: ast.Module) -> None:
+    """Change the imported module in place: code that has one of its functions or classes has the mutated one."""
+    loaded = import_module("oodles." + module.removesuffix(".py").replace("/", "."))
+    before = dict(vars(loaded))
+    exec(compile(ast.fix_missing_locations(tree), str(loaded.__file__), "exec"), vars(loaded))  # noqa: S102
     for name, old in before.items():
-        new = vars(module).get(name)
-        if getattr(old, "__module__", None) != module.__name__ or new is old:
+        new = vars(loaded).get(name)
+        if getattr(old, "__module__", None) != loaded.__name__ or new is old:
             continue
         if isinstance(old, FunctionType) and isinstance(new, FunctionType):
             old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
@@ -191,7 +159,7 @@ def apply(mutant: Mutant) -> None:
             _become(old, new)
         else:
             continue
-        setattr(module, name, old)
+        setattr(loaded, name, old)
 
 
 def _become(old: type, new: type) -> None:
@@ -208,93 +176,86 @@ class Mutation:
 
     def __init__(self, results: dict[str, Any]) -> None:
         self.results = results
-        self.error = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """In place of pytest's own loop; saves the results after each module."""
-        gc.collect()
-        gc.freeze()  # a forked process would copy what it collects
-        try:
-            for module in changed(self.results):
-                paths = (ROOT / TESTS[module], SOURCE / module)
-                items = [item for item in session.items if item.path in paths]
-                found = list(mutants(module, (SOURCE / module).read_text()))
-                alive = [mutant.key[1:] for mutant in survivors(module, found, items)]
-                self.results[module] = {"digest": digest(module), "mutants": len(found), "alive": alive}
-                RESULTS.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
-        except BrokenTestsError as error:
-            self.error = str(error)
+        """Replace pytest's own loop; save the results after each module."""
+        for module in changed(self.results):
+            items = [item for item in session.items if item.path in (ROOT / TESTS[module], SOURCE / module)]
+            seconds = durations(items)
+            if len(seconds) < len(items) or not items:
+                raise pytest.UsageError(f"the tests of {module} fail without any mutant")
+            # the fastest first: most mutants are noticed at once
+            items = [item for _, _, item in sorted(zip(seconds, range(len(items)), items, strict=True))]
+            gc.collect()
+            gc.freeze()  # a forked process would copy what it collects
+            keys = [key for key, _ in mutants(module)]
+            alive = [list(keys[number][1:]) for number in survivors(module, len(keys), items)]
+            self.results[module] = {"digest": digest(module), "mutants": len(keys), "alive": alive}
+            RESULTS.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
         return True
 
 
-class BrokenTestsError(Exception):
-    """The tests fail without any mutant."""
+def run(items: list[pytest.Item]) -> list[float]:
+    """Run tests until one fails; return the seconds of those that passed. A test can run once in a process."""
+    seconds = []
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        began = time.monotonic()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if item.session.testsfailed:
+            break
+        seconds.append(time.monotonic() - began)
+    return seconds
 
 
-def survivors(module: str, found: list[Mutant], items: list[pytest.Item]) -> list[Mutant]:
-    """The mutants of a module that its tests do not notice, tried on every core at once."""
-    seconds = durations(module, items)
-    # the fastest first: most mutants are noticed at once
-    items = [item for _, _, item in sorted(zip(seconds, range(len(items)), items, strict=True))]
-    limit = 20 + 10 * sum(seconds)
-    waiting, running, alive = list(enumerate(found))[::-1], dict[int, tuple[int, float]](), []
-    while waiting or running:
-        while waiting and len(running) < len(os.sched_getaffinity(0)):
-            number, mutant = waiting.pop()
-            running[start(items, mutant)] = number, time.monotonic() + limit
-        for child, (number, end) in list(running.items()):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if not done and time.monotonic() < end:
-                continue
-            if not done:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            del running[child]
-            if done and os.waitstatus_to_exitcode(status) == 0:
-                alive.append(number)
-                mutant = found[number]
-                print(f"\r{module}:{mutant.line} {mutant.function}: {mutant.change} ({mutant.nth})", flush=True)
-            print(f"\r{module} {len(found) - len(waiting) - len(running)}/{len(found)}", end="", flush=True)
-        time.sleep(0.02)
-    print()
-    return [found[number] for number in sorted(alive)]
-
-
-def durations(module: str, items: list[pytest.Item]) -> list[float]:
-    """How many seconds each test takes, without any mutant."""
-    with tempfile.TemporaryFile() as shared:
-        child = start(items, None, shared.fileno())
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not items:
-            raise BrokenTestsError(f"the tests of {module} fail without any mutant")
+def durations(items: list[pytest.Item]) -> list[float]:
+    """Return how many seconds each test takes without any mutant, up to one that fails."""
+    with TemporaryFile() as shared:
+        child = fork(lambda: os.write(shared.fileno(), json.dumps(run(items)).encode()) > 0)
+        os.waitpid(child, 0)
         shared.seek(0)
-        return [float(line) for line in shared]
+        found: list[float] = json.loads(shared.read() or "[]")
+    return found
 
 
-def start(items: list[pytest.Item], mutant: Mutant | None, timings: int = -1) -> int:
-    """Fork a process that runs the tests silently until one fails; with ``timings`` it writes their seconds there."""
+def survivors(module: str, count: int, items: list[pytest.Item]) -> list[int]:
+    """Return the numbers of the mutants of a module that its tests do not notice, tried on every core at once."""
+    waiting, running, alive = iter(range(count)), dict[int, int](), []
+    for number in waiting:
+        running[fork(partial(passes, module, number, items))] = number
+        while running and (len(running) >= len(os.sched_getaffinity(0)) or number == count - 1):
+            child, status = os.wait()
+            done = running.pop(child)
+            if status == 0:
+                alive.append(done)
+            print(f"\r{module} {done + 1}/{count}, {len(alive)} alive", end="", flush=True)
+    print()
+    return sorted(alive)
+
+
+def passes(module: str, number: int, items: list[pytest.Item]) -> bool:
+    """Return whether the tests pass with a mutant; changes this process for good."""
+    _, tree = next(islice(mutants(module), number, None))
+    apply(module, tree)
+    return len(run(items)) == len(items)
+
+
+def fork(action: Callable[[], bool]) -> int:
+    """Start a process that runs the action silently and ends with 0 if it is true; it is killed if it hangs."""
     child = os.fork()
     if child:
         return child
     try:
+        signal.alarm(SECONDS)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        if mutant is not None:
-            apply(mutant)
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            began = time.monotonic()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if item.session.testsfailed:
-                os._exit(1)
-            if timings >= 0:
-                os.write(timings, f"{time.monotonic() - began}\n".encode())
+        os._exit(not action())
     except BaseException:
         os._exit(1)
-    os._exit(0)
 
 
-def explained() -> dict[tuple[str, str, str, int], str]:
+def explained() -> dict[Key, str]:
     """Why some mutants cannot be noticed, by their keys."""
     entries = tomllib.loads(EXPLAINED.read_text())["mutant"] if EXPLAINED.exists() else []
     return {(e["module"], e["function"], e["change"], e.get("nth", 1)): e["why"] for e in entries}
@@ -316,13 +277,9 @@ def update(results: dict[str, Any]) -> None:
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of packages that these tests do not use
     paths = [str(path) for module in changed(results) for path in (ROOT / TESTS[module], SOURCE / module)]
-    if paths:
-        mutation = Mutation(results)
-        code = pytest.main(
-            ["-q", "-s", "--tb=no", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *paths], [mutation]
-        )
-        if code or mutation.error:
-            sys.exit(mutation.error or "pytest could not collect the tests")
+    options = ["-q", "-s", "--tb=no", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+    if paths and pytest.main([*options, *paths], [Mutation(results)]):
+        sys.exit("pytest could not run the tests")
 
 
 def main() -> None:
