@@ -25,7 +25,7 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for one that hangs or has far more to do; one that is killed is noticed at once."""
 
-LEAVING = timedelta(seconds=10)
+LEAVING = timedelta(seconds=60)
 """How long a process waits at the end for those that have not yet heard that it is the end."""
 
 
