@@ -30,22 +30,6 @@ def test_a_partial_step_moves_the_values_with_the_smallest_gradients(gradient, s
     np.testing.assert_array_equal(got, np.array(want))
 
 
-def test_the_requested_fraction_moves_in_each_image_separately():
-    generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(3, 3, 10, 10, generator=generator) * torch.tensor([1.0, 1e-6, 1e6]).view(3, 1, 1, 1)
-    images = torch.rand(3, 3, 10, 10, generator=generator)
-    for share, count in ((0.05, 15), (0.5, 150), (1.0, 300), (0.0001, 1)):
-        after = step(share).move(images, gradient)
-        assert (after != images).flatten(1).sum(dim=1).tolist() == [count] * 3, share
-        for number in range(3):
-            alone = step(share).move(images[number : number + 1], gradient[number : number + 1])
-            assert torch.equal(alone[0], after[number]), "other images must not matter"
-    moved = step(0.05).move(images, gradient) != images
-    for number in range(3):
-        size, which = gradient[number].abs(), moved[number]
-        assert float(size[which].max()) < float(size[~which].min())
-
-
 def test_values_with_equal_gradients_move_together():
     gradient = torch.tensor([[1.0, -1.0, 1.0, 2.0], [2.0, 2.0, -2.0, -2.0]])
     assert step(0.25).move(torch.zeros(2, 4), gradient).tolist() == [[-0.5, 0.5, -0.5, 0], [-0.5, -0.5, 0.5, 0.5]]

@@ -219,22 +219,6 @@ def test_equal_arguments_merge_however_they_were_given(one: Detector, other: Det
     torch.testing.assert_close(merged.score(features), copy.deepcopy(one).fit(features).score(features))
 
 
-def test_merging_needs_something_to_merge(features: Features) -> None:
-    with pytest.raises(NotFittedError, match=r"has no statistics to merge; call \.partial_fit"):
-        DICE().partial_fit(features).merge(DICE())
-    with pytest.raises(NotFittedError, match=r"has no statistics to merge; call \.partial_fit"):
-        DICE().partial_fit(features).merge(DICE().fit(features))
-
-
-def test_merging_rows_of_another_model(features: Features) -> None:
-    other = example_features(rows=50, width=12, classes=4, seed=99)
-    with pytest.raises(ShapeError, match="another head"):
-        DICE().partial_fit(features).merge(DICE().partial_fit(other))
-    narrow = example_features(rows=50, width=7, classes=4)
-    with pytest.raises(ShapeError, match=r"observed \(width, classes\) \(12, 4\)"):
-        KNN().partial_fit(features).merge(KNN().partial_fit(narrow))
-
-
 # Every detector ---------------------------------------------------------------------------------
 
 

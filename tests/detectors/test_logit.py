@@ -16,15 +16,10 @@ from support.detector_data import numpy_parts
 from oodles import functional
 from oodles.detectors import (
     DICE,
-    MSP,
     SCALE,
     BottomK,
     Detector,
-    Energy,
-    Entropy,
-    JointEnergy,
     LogitDetector,
-    MaxLogit,
     RandomK,
     RankEnsemble,
     ReAct,
@@ -198,28 +193,6 @@ def test_with_p_of_a_fitted_detector_is_not_fitted(features: Features) -> None:
     expected = DICE(p=0.3, shape=ReAct(percentile=85)).fit(features)
     assert torch.equal(other.score(features), expected.score(features))
     assert torch.equal(fitted.score(features), before)
-
-
-# Scores -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("detector", "score"),
-    [
-        (MSP(temperature=2.5), partial(slow_scores.msp, temperature=2.5)),
-        (MaxLogit(), slow_scores.max_logit),
-        (Energy(temperature=2.5), partial(slow_scores.energy, temperature=2.5)),
-        (Entropy(temperature=2.5), partial(slow_scores.entropy, temperature=2.5)),
-        (JointEnergy(), lambda row: sum(slow_scores.energy([0.0, value]) for value in row)),
-    ],
-    ids=["msp", "max_logit", "energy", "entropy", "joint_energy"],
-)
-def test_a_score_alone_is_that_of_the_network_s_own_logits(
-    detector: LogitDetector, score: Callable[..., float], features: Features
-) -> None:
-    alone = Features(logits=features.logits)
-    np.testing.assert_allclose(detector.score(alone), [score(row) for row in features.logits.tolist()], rtol=1e-5)
-    assert torch.equal(detector.score(features), detector.score(alone))
 
 
 # Several classes per input ----------------------------------------------------------------------

@@ -10,7 +10,6 @@ from support.detector_data import Pair, assert_matches, reference_rows, train_an
 from oodles.detectors import ASHB, ASHP, ASHS, LTS, SCALE, VRA, LogitDetector, OptFS, ReAct
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
-from oodles.functional import binarise_top
 from oodles.testing import example_features
 
 
@@ -38,21 +37,6 @@ def test_a_chain_of_clips_takes_every_percentile_of_the_raw_activations(features
     assert got == [float(np.float32(np.percentile(raw, percentile))) for percentile in (60, 80)]
     # the lower of the two decides
     assert torch.equal(chain.score(features), ReAct(percentile=60).fit(features).score(features))
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [ReAct(percentile=60), VRA(), OptFS(), ASHP(), ASHB(), ASHS(), SCALE(), LTS()],
-    ids=lambda shape: shape.name,
-)
-def test_a_transform_keeps_the_form_and_leaves_its_input_alone(shape: LogitDetector) -> None:
-    features = example_features()
-    shape.fit(features)
-    before = features.embedding.clone()
-    shaped = shape.transform(features.embedding)  # type: ignore[operator]
-    assert shaped.shape == before.shape
-    assert torch.equal(features.embedding, before)
-    assert torch.equal(shaped, before) == isinstance(shape, LTS), "only LTS acts on the logits instead"
 
 
 # OptFS ------------------------------------------------------------------------------------------
@@ -139,11 +123,6 @@ def test_ash_keeps_the_largest_by_value() -> None:
 def test_ash_b_never_turns_the_largest_activations_into_negative_ones() -> None:
     """The sum of the first row is -1, of its positive part 6."""
     assert fitted(ASHB(percentile=50)).transform(SIGNED).tolist() == [[0, 3, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]]
-
-
-def test_ash_b_is_the_papers_bit_for_bit_on_non_negative_embeddings(features: Features) -> None:
-    detector = ASHB(percentile=70).fit(features)
-    assert torch.equal(detector.transform(features.embedding), binarise_top(features.embedding, 70))
 
 
 @pytest.mark.parametrize("seed", range(3))

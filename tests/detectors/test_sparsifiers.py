@@ -1,7 +1,6 @@
 """DICE is the paper's rule, also after a shape and on the paper's own heads; settings are checked."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from reference import scores as slow_scores
 from reference import sparsity as slow_sparsity
 from support.detector_data import numpy_parts, without_bias
 
-from oodles.detectors import DICE, MSP, Energy, RandomK, ReAct, UnitDropout, UnitPruning, WeightDropout
+from oodles.detectors import DICE, MSP, Energy, ReAct
 from oodles.features import Features, Head
 from oodles.functional import msp
 from oodles.testing import example_features
@@ -58,17 +57,6 @@ def test_dice_with_react_masks_by_the_unclipped_mean() -> None:
     assert detector.score(features).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("percentile", [50, 90])
-@pytest.mark.parametrize("p", [0.3, 0.9])
-def test_dice_with_react_matches_the_reference(features: Features, p: float, percentile: int) -> None:
-    embedding, weight, bias = numpy_parts(features)
-    clip = np.percentile(embedding, percentile)
-    mask = slow_sparsity.dice(weight, embedding.mean(axis=0), p)
-    logits = slow_sparsity.masked_logits(embedding, weight, bias, mask, clip)
-    detector = DICE(p=p, shape=ReAct(percentile=percentile)).fit(features)
-    np.testing.assert_allclose(detector.score(features), [slow_scores.energy(row) for row in logits], rtol=2e-5)
-
-
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_dice_on_the_papers_heads(data: Path, name: str) -> None:
@@ -86,20 +74,3 @@ def test_dice_on_the_papers_heads(data: Path, name: str) -> None:
         logits = embedding.numpy() @ masked.T + bias
         want = [slow_scores.energy(row) for row in logits]
         np.testing.assert_allclose(DICE(p=p).fit(features).score(features), want, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [RandomK, WeightDropout, UnitDropout])
-def test_a_random_selection_depends_on_the_seed_alone(kind: Any, features: Features) -> None:
-    masks = [kind(p=0.5, seed=seed).fit(features).weight_ != 0 for seed in (0, 0, 1)]
-    assert torch.equal(masks[0], masks[1])
-    assert not torch.equal(masks[0], masks[2])
-    half = kind(p=0.5, seed=0).fit(features[:20]).weight_ != 0
-    assert torch.equal(half, masks[0])
-
-
-def test_units_are_pruned_by_weight_or_by_activation(features: Features) -> None:
-    embedding, weight, _ = numpy_parts(features)
-    sizes = {"weight": np.linalg.norm(weight, axis=0), "activation": embedding.mean(axis=0)}
-    for by, size in sizes.items():
-        kept = (UnitPruning(p=0.5, by=by).fit(features).weight_ != 0).any(dim=0).numpy()
-        assert set(np.flatnonzero(kept)) == set(np.argsort(size)[-6:])

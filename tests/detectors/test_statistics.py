@@ -13,7 +13,7 @@ from reference import ensemble as slow_ensemble
 from reference import gradient as slow
 from support.detector_data import labelled
 
-from oodles.detectors.statistics import ClassMeans, ClassMoments, Mean, Moments, RowSample, row_keys
+from oodles.detectors.statistics import ClassMoments, Mean, Moments, RowSample, row_keys
 
 # Moments ----------------------------------------------------------------------------------------
 
@@ -145,14 +145,6 @@ def test_merging_class_moments_in_any_order_is_one_pass(counts, seed, pieces, or
     assert_class_moments_of(whole, rows, labels, len(counts))
 
 
-def test_rows_sorted_by_class_give_the_same_class_moments():
-    rows, labels = labelled([7, 0, 5, 1], 3)
-    order = labels.argsort()
-    parts = list(zip(rows[order].split(2), labels[order].split(2), strict=True))
-    assert_class_moments_of(class_moments(parts, 4), rows, labels, 4)
-    assert_class_moments_of(class_moments(reversed(parts), 4), rows, labels, 4)
-
-
 def test_merging_with_empty_class_moments_changes_nothing():
     rows, labels = labelled([4, 5], 3)
     one = class_moments([(rows, labels)], 2)
@@ -169,17 +161,6 @@ def test_large_class_means_do_not_cost_precision():
     rows, labels = labelled([300, 200], 3)
     moments = class_moments(zip((rows + 1e6).split(7), labels.split(7), strict=True), 2)
     np.testing.assert_allclose(moments.within(), slow.within(rows.numpy(), labels.numpy()), rtol=1e-7, atol=1e-7)
-
-
-def test_class_means_merge():
-    rows, labels = torch.rand(20, 3), torch.arange(20) % 4
-    whole, first, second = ClassMeans(), ClassMeans(), ClassMeans()
-    whole.add(rows, labels, 5)
-    first.add(rows[:7], labels[:7], 5)
-    second.add(rows[7:], labels[7:], 5)
-    second.merge(first)
-    torch.testing.assert_close(second.values(), whole.values())
-    assert whole.counts.tolist() == [5, 5, 5, 5, 0]
 
 
 # Samples ----------------------------------------------------------------------------------------

@@ -36,15 +36,6 @@ def test_openmax_takes_from_the_logits_as_they_are() -> None:
     assert (scores - shifted).abs().min() > 100
 
 
-def test_openmax_of_a_row_at_the_class_mean_is_nearly_the_energy() -> None:
-    features = example_features(300, 10, 4)
-    detector = parse("openmax(top=1)").fit(features)
-    centres = detector.centres_
-    scores = detector.score(Features(torch.zeros(4, 10), logits=centres))
-    energies = torch.logsumexp(centres, dim=1)
-    assert ((scores - energies).abs() < 0.05 * energies.abs()).all()
-
-
 @pytest.mark.parametrize("classes", [1, 2])
 def test_openmax_with_fewer_classes_than_it_looks_at(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -77,12 +68,6 @@ def test_openmax_with_equal_rows_has_no_tail_to_fit() -> None:
     row = torch.tensor([[3.0, 1.0, 0.0]])
     features = Features(torch.zeros(9, 2), logits=row.expand(9, 3), labels=torch.zeros(9, dtype=torch.long))
     torch.testing.assert_close(parse("openmax").fit(features).score(features), torch.logsumexp(row, 1).expand(9))
-
-
-def test_openmax_gives_nan_for_nan_and_finite_scores_for_huge_logits() -> None:
-    detector = parse("openmax").fit(example_features(120, 10, 4))
-    logits = torch.tensor([[1.0, float("nan"), 0.0, 0.0], [1e6, 0.0, -1e6, 5.0], [-1e6, -1e6, -1e6, -1e6]])
-    assert torch.isnan(detector(torch.zeros(3, 10), logits)).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("classes", [16, 17, 40])

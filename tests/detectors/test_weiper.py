@@ -164,19 +164,6 @@ def test_the_range_includes_every_training_logit():
         assert float(detector.logit_mean_.double().sum()) == pytest.approx(1, abs=1e-6)
 
 
-def test_the_logits_of_a_single_training_row_are_in_its_own_histogram():
-    features = example_features(1, 12, 2)
-    detector = WeiPer(repeats=1, bins=20).fit(features)
-    assert float(detector.logit_mean_.sum()) == pytest.approx(1)
-    assert torch.isfinite(detector.score(features)).all()
-
-
-def test_without_noise_and_histograms_it_is_the_largest_probability(features):
-    detector = WeiPer(repeats=3, delta=0, weight=0, confidence=1e6).fit(features)
-    want = 1e6 * features.logits.double().softmax(dim=1).amax(dim=1)
-    np.testing.assert_allclose(detector.score(features), want, rtol=1e-5)
-
-
 def test_scores_do_not_depend_on_how_many_copies_are_computed_at_a_time(features, monkeypatch):
     whole = WeiPer(repeats=5).fit(features)
     scores = whole.score(features)
