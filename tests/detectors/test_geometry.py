@@ -64,7 +64,7 @@ def test_cadref_uses_the_mean_of_all_rows_for_a_class_that_is_never_predicted() 
 def test_cadref_refuses_a_mean_energy_that_is_not_positive() -> None:
     features = example_features()
     low = Features(features.embedding, head=Head(features.head.weight, torch.full((5,), -1e3)))  # type: ignore[union-attr]
-    with pytest.raises(DataError, match=r"divides by the mean ID energy, which is -9\d\d; use fdbd or nci"):
+    with pytest.raises(DataError, match=r"mean ID energy, which is -9\d\d"):
         CADRef().fit(low)
 
 
@@ -135,9 +135,7 @@ def test_mcm_is_the_softmax_over_cosines(
 
 
 def test_mcm_refuses_heads_that_are_not_cosine() -> None:
-    with pytest.raises(
-        DataError, match=r"MCM\(temperature=1\.0\) is for cosine heads, .* norms go from .*Use msp for oth"
-    ):
+    with pytest.raises(DataError, match="is for cosine heads"):
         MCM().fit(example_features())
     almost = cosine_features(30, 8, 4, seed=0)
     longer = almost.embedding.clone()
@@ -151,5 +149,5 @@ def test_mcm_refuses_a_plain_head_on_normalised_embeddings() -> None:
     features = cosine_features(30, 8, 4, seed=0)
     assert features.head is not None
     plain = Head(features.head.weight * torch.tensor([[1.0], [2.0], [1.0], [1.0]]))
-    with pytest.raises(DataError, match=r"whose weights are normalised; here their norms go from 1 to 2\. Use msp"):
+    with pytest.raises(DataError, match=r"weights .* norms go from 1 to 2\."):
         MCM().fit(Features(features.embedding, head=plain))

@@ -108,7 +108,7 @@ def test_classes_that_are_never_predicted_get_the_range_of_all_and_a_warning():
     maps, logits = made_up(300)
     logits[:, 2] = -50
     features = features_of(maps, logits, 2)
-    with pytest.warns(FitWarning, match="1 of 3 classes are never predicted and get the range of all classes"):
+    with pytest.warns(FitWarning, match="1 of 3 classes are never predicted"):
         detector = Gram(layers=LAYERS, orders=2).fit(features)
     assert torch.equal(detector.low_[2], detector.low_[:2].amin(dim=0))
     assert torch.equal(detector.high_[2], detector.high_[:2].amax(dim=0))
@@ -144,9 +144,7 @@ def test_more_numbers_than_can_be_kept_are_refused(monkeypatch):
     monkeypatch.setattr(gram_module, "MAX_NUMBERS", 3 * 42)
     Gram(layers=LAYERS, orders=2).partial_fit(features)
     monkeypatch.setattr(gram_module, "MAX_NUMBERS", 3 * 42 - 1)
-    with pytest.raises(
-        DataError, match="would keep twice 3 classes x 42 values, more than 125; give fewer layers or or"
-    ):
+    with pytest.raises(DataError, match="3 classes x 42 values, more than 125"):
         Gram(layers=LAYERS, orders=2).fit(features)
 
 

@@ -274,5 +274,5 @@ def test_stages_in_the_wrong_place() -> None:
 )
 def test_a_stage_with_a_chain_of_its_own_cannot_be_part_of_another(arguments: dict[str, Any]) -> None:
     """Which score would count is not obvious, so it is not guessed."""
-    with pytest.raises(ArgumentError, match="has a shape or a score of its own; give those to the whole chain"):
+    with pytest.raises(ArgumentError, match="has a shape or a score of its own"):
         LogitDetector(**arguments)

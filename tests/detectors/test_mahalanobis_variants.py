@@ -17,7 +17,7 @@ from oodles.testing import check_detector, example_features
 
 @pytest.mark.parametrize("text", ["rmds", "mahalanobis_pp", "gaussian_mixture"])
 def test_directions_that_do_not_vary_are_left_out_with_a_warning(text: str) -> None:
-    with pytest.warns(FitWarning, match="embedding: 1 of 24 directions do not vary within classes and are left out"):
+    with pytest.warns(FitWarning, match="1 of 24 directions do not vary"):
         parse(text).fit(example_features())
 
 
@@ -66,7 +66,7 @@ def test_ddu_leaves_out_classes_whose_rows_are_all_equal() -> None:
     embedding, labels = features.embedding.clone(), features.column("labels")
     embedding[labels == 2] = torch.tensor([0.1, 0.7, -0.3, 1 / 3, 0.9, 0.11])
     equal = Features(embedding, labels=labels, head=features.head)
-    with pytest.warns(FitWarning, match="2 of 4 classes have rows that are all equal and are left out"):
+    with pytest.warns(FitWarning, match="2 of 4 classes"):
         detector = DDU().fit(equal)
     assert len(detector.means_) == 2
     scores = detector.score(equal)
@@ -108,5 +108,5 @@ def test_ddu_refuses_more_covariances_than_fit_in_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MAX_VALUES", 3 * 6 * 6)
     DDU().fit(features)
     monkeypatch.setattr(module, "MAX_VALUES", 3 * 6 * 6 - 1)
-    with pytest.raises(ArgumentError, match=r"3 covariances of 6 x 6 numbers, more than 107 in all; use gaussian_mix"):
+    with pytest.raises(ArgumentError, match="3 covariances of 6 x 6 numbers, more than 107"):
         DDU().fit(features)

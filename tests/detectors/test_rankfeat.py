@@ -69,9 +69,7 @@ def test_a_layer_whose_mean_is_not_the_embedding_is_refused_and_the_remedy_works
     model = seeded(networks.DenseNetLike)
     wrong = RankFeat(layer="norm")
     features = ood.extract(model, batched(20, 5), layers=wrong.layers)
-    with pytest.raises(
-        DataError, match=r"RankFeat\(layer=norm\): the mean of .* is not the embedding \(rel.*:relu"
-    ) as no:
+    with pytest.raises(DataError, match=r"layer=norm.* not the embedding .*:relu") as no:
         wrong.fit(features)
     assert "\n" not in str(no.value)
     right = RankFeat(layer="norm:relu")
@@ -83,7 +81,7 @@ def test_a_layer_whose_mean_is_not_the_embedding_is_refused_and_the_remedy_works
 def test_a_layer_of_another_width_is_refused():
     model = seeded(networks.DenseNetLike)
     detector = RankFeat(layer="stem")
-    with pytest.raises(DataError, match=r"not the embedding \(it has 4 channels, the embedding 16\); name the module"):
+    with pytest.raises(DataError, match="4 channels, the embedding 16"):
         detector.fit(ood.extract(model, batched(20, 5), layers=detector.layers))
 
 

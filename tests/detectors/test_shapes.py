@@ -86,7 +86,7 @@ def test_optfs_keeps_nan_and_zeroes_what_lies_outside() -> None:
 
 def test_optfs_refuses_activations_that_are_all_equal_and_a_single_bin() -> None:
     features = example_features()
-    with pytest.raises(DataError, match=r"all activations are equal \(0\.5\), so there is nothing to shape"):
+    with pytest.raises(DataError, match=r"all activations are equal \(0\.5\)"):
         OptFS().fit(Features(torch.full_like(features.embedding, 0.5), head=features.head))
     with pytest.raises(ArgumentError, match="bins=1 must be a whole number from 2"):
         OptFS(bins=1)
