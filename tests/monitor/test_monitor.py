@@ -1,7 +1,6 @@
 """``Monitor``: batches, restarts and replicas make no difference; alarms follow their rule; bad input is refused."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 import oodles
 from oodles.calibration import Threshold, calibrate
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.monitor import Alert, AlertRule, Monitor
+from oodles.monitor import AlertRule, Monitor
 
 CLASSES = ("cat", "dog\n", "ship")
 QUICK = AlertRule(false_alarm_every=500, minimum=20, cooldown=300, error=0.1)
@@ -104,16 +103,6 @@ def test_the_state_is_a_few_kilobytes_however_long_the_stream(tmp_path):
     monitor.save(tmp_path / "monitor.json")
     assert len(monitor.status()["windows"]) == 200
     assert (tmp_path / "monitor.json").stat().st_size < 12_000
-
-
-def test_a_batch_is_quick():
-    threshold = threshold_of(10_000)
-    monitor, batch = monitor_of(threshold), stream(threshold, 32)
-    monitor.observe(**batch)
-    start = time.process_time()
-    for _ in range(50):
-        monitor.observe(**batch)
-    assert (time.process_time() - start) / 50 < 2e-3, "about 0.3 ms on a quiet machine"
 
 
 # Alarms -----------------------------------------------------------------------------------------
@@ -354,7 +343,3 @@ def test_other_arguments_that_mean_nothing_are_refused():
         Monitor(threshold_of(), window=0)
     with pytest.raises(ArgumentError, match="-1 inputs"):
         Monitor(threshold_of()).count_errors(-1)
-
-
-def test_an_alert_is_plain_data():
-    assert Alert("rejections", 3, "text").as_record() == {"kind": "rejections", "since": 3, "message": "text"}

@@ -4,7 +4,6 @@ import json
 import struct
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -175,58 +174,6 @@ def test_one_bad_file_among_good_ones(server):
 # Arrays and JSON -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        ({"x": [[1, 2, 3, 4, 5]]}, ("no input 'x'", "takes")),
-        ({"NAME": [[1, 2, 3]]}, ("float32 (any, 5)", "(1, 3)")),
-        ({"NAME": [1, 2, 3, 4, 5]}, ("float32 (any, 5)", "(5,)")),
-        ({"NAME": [["1", "2", "3", "4", "5"]]}, ("numbers",)),
-        ({"NAME": [[1, 2], [3]]}, ("equal lengths",)),
-        ({"NAME": [[None] * 5]}, ("numbers",)),
-        ({"NAME": []}, ("float32 (any, 5)",)),
-        ({"NAME": {"a": 1}}, ("numbers",)),
-        ({"NAME": [[10**40, 1, 1, 1, 1]]}, ("numbers",)),
-        ({}, ("got nothing",)),
-    ],
-)
-def test_wrong_names_types_and_shapes_are_named(server, inputs, words):
-    (only,) = server.get("/v2/models/vectors").json["inputs"]
-    given = {only["name"] if name == "NAME" else name: value for name, value in inputs.items()}
-    reply = server.score_json({"inputs": given}, "?guard=vectors")
-    assert reply.status == 400, reply
-    assert all(word in reply.error for word in words), reply.error
-
-
-def test_values_that_are_not_finite_are_refused(server):
-    name = server.get("/v2/models/vectors").json["inputs"][0]["name"]
-    for value in (np.nan, np.inf, -np.inf):
-        rows = np.full((1, 5), value, "<f4")
-        tensor = {"name": name, "datatype": "FP32", "shape": [1, 5], "parameters": {"binary_data_size": 20}}
-        text = json.dumps({"inputs": [tensor]}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(text))}
-        reply = server.ask("POST", "/v2/models/vectors/infer", text + rows.tobytes(), headers)
-        assert (reply.status, "NaN" in reply.error) == (422, True)
-    for text in ("NaN", "Infinity", "1e400", "1e300"):
-        body = f'{{"inputs": {{"{name}": [[{text}, 1, 1, 1, 1]]}}}}'.encode()
-        assert server.score(body, "?guard=vectors", JSON).status == 400
-
-
-def test_tensors_of_another_type_are_refused(server):
-    name = server.get("/v2/models/vectors").json["inputs"][0]["name"]
-    for datatype, shape, words in [
-        ("FP64", [1, 4], ("float32 (any, 5)", "float64 (1, 4)")),
-        ("BYTES", [1, 5], ("BYTES", "FP32")),
-        ("FP32", [0, 10**30], ("more numbers",)),
-        ("FP32", [], ("float32 (any, 5)",)),
-    ]:
-        data = [] if 0 in shape else [1.0] * int(np.prod(shape))
-        tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
-        reply = server.ask("POST", "/v2/models/vectors/infer", json.dumps({"inputs": [tensor]}).encode(), JSON)
-        assert reply.status == 400, reply
-        assert all(word in reply.error for word in words), reply.error
-
-
 def test_json_that_would_fill_the_memory_does_not(server):
     """Deep and wide nesting, and strings that NumPy would give equal lengths: 160,000 times 200 kB."""
     before = server.memory("VmHWM")
@@ -237,10 +184,3 @@ def test_json_that_would_fill_the_memory_does_not(server):
         tensor = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ' + value + b"}]}"
         assert server.ask("POST", "/v2/models/vectors/infer", tensor, JSON).status == 400
     assert server.memory("VmHWM") - before < 150, "megabytes"
-
-
-def test_many_rows_are_refused_before_they_are_prepared(server):
-    body = {"inputs": {"pixels": np.zeros((20_000, 1, 1, 3), int).tolist()}}
-    began = time.monotonic()
-    assert server.score_json(body, SMALL).status == 413
-    assert time.monotonic() - began < 20

@@ -55,25 +55,49 @@ def test_images_of_all_sizes_become_equal(opened):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "words"),
+    ("name", "body", "status", "words"),
     [
-        (b"", 400, "not JSON"),
-        (b"\xff\xfe", 400, "not JSON"),
-        (b"[]", 400, "valid dictionary"),
-        (b"{}", 400, 'either "inputs" or "texts"'),
-        (b'{"inputs": {}, "texts": ["a"]}', 400, 'either "inputs" or "texts"'),
-        (b'{"inputs": {}, "other": 1}', 400, "other"),
-        (b'{"texts": ["a"]}', 400, "no tokenizer"),
-        (b'{"inputs": {"input_ids": [[1.5]]}}', 400, "fit int64"),
-        (b'{"inputs": {"input_ids": [[18446744073709551615]]}}', 400, "fit int64"),
-        (b'{"inputs": {"input_ids": [[1], [1], [1], [1], [1], [1], [1], [1], [1]]}}', 413, "9 inputs"),
+        ("tokens", b"", 400, "not JSON"),
+        ("tokens", b"\xff\xfe", 400, "not JSON"),
+        ("tokens", b"[]", 400, "valid dictionary"),
+        ("tokens", b"{}", 400, 'either "inputs" or "texts"'),
+        ("tokens", b'{"inputs": {}, "texts": ["a"]}', 400, 'either "inputs" or "texts"'),
+        ("tokens", b'{"inputs": {}, "other": 1}', 400, "other"),
+        ("tokens", b'{"texts": ["a"]}', 400, "no tokenizer"),
+        ("tokens", {"inputs": {"input_ids": [[1.5]]}}, 400, "fit int64"),
+        ("tokens", {"inputs": {"input_ids": [[2**64 - 1]]}}, 400, "fit int64"),
+        ("tokens", {"inputs": {"input_ids": [[1]] * 9}}, 413, "9 inputs"),
+        ("images", {"inputs": {"pixels": np.zeros((20_000, 1, 1, 3), int).tolist()}}, 413, "20000 inputs"),
+        ("images", {"inputs": {"pixels": [[[[256, 0, 0]]]]}}, 400, "fit uint8"),
+        ("vectors", {"inputs": {"odd": [[1, 2, 3, 4, 5]]}}, 400, "no input 'odd'"),
+        ("vectors", {"inputs": {"NAME": [[1, 2, 3]]}}, 400, "float32 (any, 5), got float32 (1, 3)"),
+        ("vectors", {"inputs": {"NAME": [1, 2, 3, 4, 5]}}, 400, "got float32 (5,)"),
+        ("vectors", {"inputs": {"NAME": [["1", "2", "3", "4", "5"]]}}, 400, "numbers"),
+        ("vectors", {"inputs": {"NAME": [[1, 2], [3]]}}, 400, "equal lengths"),
+        ("vectors", {"inputs": {"NAME": [[None] * 5]}}, 400, "numbers"),
+        ("vectors", {"inputs": {"NAME": []}}, 400, "float32 (any, 5)"),
+        ("vectors", {"inputs": {"NAME": {"a": 1}}}, 400, "numbers"),
+        ("vectors", {"inputs": {"NAME": [[10**40, 1, 1, 1, 1]]}}, 400, "fit float32"),
+        ("vectors", {"inputs": {"NAME": [[1e300, 1, 1, 1, 1]]}}, 400, "fit float32"),
+        ("vectors", {"inputs": {}}, 400, "got nothing"),
+        ("vectors", b'{"inputs": {"NAME": [[NaN]]}}', 400, "not JSON"),
     ],
 )
-def test_malformed_bodies_say_what_is_wrong(opened, body, status, words):
+def test_malformed_bodies_say_what_is_wrong(opened, name, body, status, words):
+    guard = opened[name]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises((HTTPException, OodlesError)) as refused:
+        read(guard, content.replace(b"NAME", guard.record["inputs"][0]["name"].encode()))
+    assert getattr(refused.value, "status_code", 400) == status
+    assert words in getattr(refused.value, "detail", str(refused.value))
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])
+def test_values_that_are_not_finite_are_refused(opened, value):
+    (only,) = opened["vectors"].record["inputs"]
     with pytest.raises(HTTPException) as refused:
-        read(opened["tokens"], body)
-    assert refused.value.status_code == status
-    assert words in refused.value.detail
+        guard_arrays(opened["vectors"], {only["name"]: np.full((1, 5), value)}, LIMITS)
+    assert (refused.value.status_code, "NaN" in refused.value.detail) == (422, True)
 
 
 @settings(max_examples=150, deadline=None)

@@ -162,8 +162,8 @@ def command(*arguments: object) -> list[str]:
 
 
 def environment(**others: str) -> dict[str, str]:
-    """That of this process without a token, and with this package whatever is installed."""
-    known = {name: value for name, value in os.environ.items() if name not in ("OODLES_TOKEN", "FORCE_COLOR")}
+    """That of this process without settings of the service, and with this package whatever is installed."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("OODLES_", "FORCE_COLOR"))}
     return {**known, "PYTHONPATH": str(Path(oodles.__file__).parents[1]), "OMP_NUM_THREADS": "1", **others}
 
 
@@ -205,20 +205,6 @@ def running(
         with suppress(OSError):
             assert process.stderr is not None
             process.stderr.close()
-
-
-def refused_start(*arguments: object, **others: str) -> str:
-    """The one line with which ``oodles serve`` refuses to start."""
-    done = subprocess.run(
-        command("--port", 0, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=environment(COLUMNS="1000", **others),
-    )
-    assert (done.returncode, done.stdout) == (2, ""), (done.stdout, done.stderr)
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 # What is sent -------------------------------------------------------------------------------------
