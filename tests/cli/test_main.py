@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from support.command_line import MODEL, NETWORK, bench_arguments
+from support.command_line import MODEL, bench_arguments
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -151,31 +150,6 @@ def test_text_of_the_user_in_a_usage_error_is_shown_as_it_is(oodles_run):
         code, _, err = oodles_run(*command)
         assert code == 2
         assert ODD in err
-
-
-def test_text_of_the_user_in_results_is_shown_as_it_is(oodles_run, workspace, fitted, tmp_path):
-    odd = "[red]x:boom:"
-    images, features, guard = (tmp_path / f"{odd}{kind}" for kind in ("images", "features", "guard"))
-    shutil.copytree(workspace / "grey", images)
-    (images / f"{odd}.png").write_bytes(b"nothing")
-    (images / f"{odd}.txt").write_text("nothing")
-    (tmp_path / "names").write_text(f"{odd}\nsecond\n")
-    named = ["--classes", tmp_path / "names", "--skip-bad", "--no-labels"]
-    _, _, err = oodles_run("extract", images, *NETWORK, *named, "--out", features)
-    assert f"{odd}.png: " in err
-    assert f"{odd}.txt" in err
-    assert f"in {features}" in err
-    options = ["--calibration", features, "--detector", "energy", "--out", guard, "--id-rate", "0.5"]
-    _, _, err = oodles_run("fit", fitted / "train", *options)
-    assert f"saved in {guard}" in err
-    _, out, _ = oodles_run("threshold", guard, "--features", features, "--id-rate", "0.6")
-    assert f"rows of {features}," in out
-    for command in ("score", "explain"):
-        bad = ("error", []) if command == "score" else ("skipped", ["--skip-bad"])
-        _, out, err = oodles_run(command, guard, images, *NETWORK, *bad[1])
-        assert f"{images}/000.png" in out
-        assert f"{bad[0]}  {images}/{odd}.png: " in out
-        assert f"{odd}.txt" in err
 
 
 def test_text_of_the_user_in_a_table_is_shown_as_it_is(oodles_run, workspace, tmp_path):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import zipfile
 
 import numpy as np
 import pytest
@@ -17,14 +16,13 @@ from pyarrow import parquet
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
 
 import oodles
-from oodles.cli.guards import SHIPPED
 from oodles.data.loaders import ImageLoader
-from oodles.data.readers import open_images, read_folder
-from oodles.data.transforms import CIFAR, Transform
+from oodles.data.readers import read_folder
+from oodles.data.transforms import Transform
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.saving import load_guard
 from oodles.detectors.network_detector import steps_of
-from oodles.models import build_model, load, load_checkpoint
+from oodles.models import build_model, load_checkpoint
 from oodles.network.extraction import extract
 
 WATCHED = """
@@ -101,46 +99,6 @@ def test_scores_are_those_of_extract_and_the_detector(workspace, oodles_run, tmp
     features = [extract(model, part, steps=steps_of([guard.detector])) for part in parts]
     expected = torch.cat([guard.detector.score(each) for each in features])
     torch.testing.assert_close(scores_of(out), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.realdata
-def test_real_images_get_the_scores_of_extract_and_the_detector(data, oodles_run, tmp_path):
-    images = open_images(data / "cifar10-jpeg.zip" / "test")
-    images = ImageLoader(images.pick(range(0, len(images), 250)), CIFAR, labels=False)
-    guard = oodles.Guard.fit(load(SHIPPED), images, calibration=images, detector="odin(epsilon=0.004)")
-    guard.save(tmp_path / "guard")
-    with zipfile.ZipFile(data / "cifar10-jpeg.zip") as archive:
-        for name in images.names:
-            archive.extract(f"test/{name}", tmp_path)
-    options = ["--model", "oodles.models:load('cifar10-small')", "--json"]
-    code, out, err = oodles_run("score", tmp_path / "guard", tmp_path / "test", *options)
-    assert code == 0, err
-    features = extract(
-        load(SHIPPED),
-        ImageLoader(open_images(tmp_path / "test"), CIFAR, labels=False),
-        steps=steps_of([guard.detector]),
-    )
-    torch.testing.assert_close(scores_of(out), guard.detector.score(features), rtol=1e-5, atol=1e-5)
-
-
-def test_several_inputs_in_one_output(fitted, workspace, oodles_run, tmp_path):
-    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", workspace / "grey")
-    inputs = ["test/red/003.png", fitted / "test", "green", archive, "test/red/003.png"]
-    code, out, err = oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")
-    assert code == 0, err
-    verdicts = json.loads(out)["verdicts"]
-    names = [verdict["path"] for verdict in verdicts]
-    assert len(names) == 1 + 50 + 30 + 20 + 1
-    assert names[0] == names[-1] == "test/red/003.png"
-    assert names[51] == "green/000.png"
-    assert names[81] == f"{archive}/000.png"
-    alone = [
-        json.loads(oodles_run("score", fitted / "guard", each, *NETWORK, "--json")[1])["verdicts"] for each in inputs
-    ]
-    joined = [verdict for part in alone for verdict in part]
-    assert [each["path"] for each in joined] == names
-    for one, other in zip(verdicts, joined, strict=True):
-        assert one["score"] == pytest.approx(other["score"], rel=1e-5, abs=1e-5)
 
 
 def test_results_in_a_file(fitted, oodles_run, tmp_path):
@@ -303,28 +261,12 @@ def test_files_that_are_not_images_are_pointed_out(fitted, workspace, oodles_run
     assert "1 file is not an image that oodles reads: clip.mp4" in err
 
 
-def test_a_name_that_is_not_valid_text(fitted, workspace, oodles_run, tmp_path):
-    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / name)
-    for more in ([], ["--csv"], ["--json"]):
-        code, out, err = oodles_run("score", fitted / "guard", tmp_path, *NETWORK, *more)
-        assert code == 0, err
-        assert r"caf\udce9.png" in out
-
-
 def test_the_guard_remembers_the_preprocessing(fitted, oodles_run):
     with_options, without = (
         oodles_run("score", fitted / "guard", "test", "--model", MODEL, "--checkpoint", "one.pt", *options, "--json")
         for options in (SIZE, [])
     )
     assert with_options[:2] == without[:2]
-
-
-def test_a_line_per_image(fitted, oodles_run):
-    code, out, err = oodles_run("score", fitted / "guard", "test/red/003.png", *NETWORK)
-    assert code == 0
-    assert re.fullmatch(r"(ID |OOD)  +-?\d+\.\d+  (red|blue) +test/red/003\.png\n", out)
-    assert "of 1 in-distribution" in err
 
 
 def test_a_guard_fitted_on_logits_alone_scores_images(workspace, oodles_run, tmp_path):

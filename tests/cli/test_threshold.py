@@ -44,14 +44,6 @@ def test_without_a_rate_it_is_the_guards_own(fitted, guard, oodles_run):
     assert (threshold.id_rate, threshold.calibration_size) == (0.9, 50)
 
 
-def test_score_uses_the_new_threshold(fitted, guard, oodles_run):
-    assert oodles_run("threshold", guard, "--features", fitted / "test", "--id-rate", "0.5")[0] == 0
-    code, out, _ = oodles_run("score", guard, "test", *NETWORK, "--json")
-    assert code == 0
-    accepted = [each["is_id"] for each in json.loads(out)["verdicts"]]
-    assert 25 <= sum(accepted) <= 26
-
-
 def test_features_of_another_model_and_too_few_rows_leave_the_guard_alone(fitted, guard, refused, oodles_run, tmp_path):
     before = (guard / "guard.json").read_bytes()
     two = ["--checkpoint", "two.pt", *NETWORK[4:], "--out", tmp_path / "two"]

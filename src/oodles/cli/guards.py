@@ -69,7 +69,9 @@ def load_with_model(guard: Path | None, given: GuardOptions) -> "Guard":
     from oodles.network.taps import usable_device
 
     network = _network(guard, given)
-    return Guard.load(_folder(guard), network.to(usable_device(given.device or "cpu")), key=given.key)
+    if given.device is not None:
+        network.to(usable_device(given.device))
+    return Guard.load(_folder(guard), network, key=given.key)
 
 
 def _folder(guard: Path | None) -> Path:

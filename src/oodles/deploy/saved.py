@@ -52,10 +52,11 @@ class SavedGuard:
         self._train: Features | None = None
         if model is None:
             return
-        if device is not None:
-            self._device = usable_device(device)
         network = model if isinstance(model, nn.Module) else model()
-        self._guard = Guard.restore(path, network.to(self._device), self.fitted, self.threshold, self.record)
+        if device is not None:
+            network.to(usable_device(device))
+        self._device = next(network.parameters(), torch.empty(0)).device
+        self._guard = Guard.restore(path, network, self.fitted, self.threshold, self.record)
         self.class_names = self._guard.class_names
 
     def check_images(self) -> tuple[Guard, Transform]:
