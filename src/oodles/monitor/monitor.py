@@ -1,5 +1,6 @@
 """``Monitor``: whether a stream of scored inputs is still like the calibration set."""
 
+import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -152,7 +153,7 @@ class Monitor:
         looks.
         """
         values = {kind: evidence.value for kind, evidence in self._evidence.items()}
-        best = {kind: _finite_exp(evidence.best) for kind, evidence in self._evidence.items()}
+        best = {kind: math.exp(min(evidence.best, 700.0)) for kind, evidence in self._evidence.items()}
         return {
             "inputs": self.inputs,
             "rejected": self.rejected,
@@ -245,15 +246,7 @@ class Monitor:
             same = (first.guard, first._identity(), first.rule, first._windows.size)
             if same != (other.guard, other._identity(), other.rule, other._windows.size):
                 raise ArgumentError("only monitors of one guard with the same threshold, rule and window can be merged")
-        merged = cls(
-            first.threshold,
-            classes=first._classes.names,
-            guard=first.guard,
-            rule=first.rule,
-            window=first._windows.size,
-            class_counts=first._classes.expected,
-        )
-        merged._restore(first._record(), "a monitor")
+        merged = copy.deepcopy(first)
         merged._add(others)
         return merged
 
@@ -358,7 +351,3 @@ def _check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], acc
         raise DataError(f"is_id must be true or false for each input, got {accepted.dtype}")
     if labels.dtype.kind not in "iu" and len(labels):
         raise DataError(f"labels must be whole numbers, got {labels.dtype}")
-
-
-def _finite_exp(value: float) -> float:
-    return math.exp(min(value, 700.0))

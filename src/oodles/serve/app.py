@@ -10,9 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.cors import CORSMiddleware
@@ -23,7 +21,7 @@ from oodles import __version__
 from oodles.errors import FileError, OodlesError
 from oodles.serve import protocol, routes
 from oodles.serve.bodies import REFERENCE, REQUESTS, ErrorBody
-from oodles.serve.pages import add_docs, read_page
+from oodles.serve.pages import add_pages
 from oodles.serve.service import Service, Serving
 from oodles.serve.telemetry import LOGGER, Telemetry, log
 
@@ -73,10 +71,10 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     app.include_router(protocol.health)
+    app.include_router(routes.metrics)
     for router in (routes.router, protocol.router):
         app.include_router(router, dependencies=[Depends(_authorise)])
-    add_docs(app)
-    _add_pages(app)
+    add_pages(app)
     _add_error_handlers(app)
     if service.settings.cors_origin:
         app.add_middleware(
@@ -95,25 +93,6 @@ async def _authorise(service: Serving, credentials: Credentials) -> None:
     if token is not None and not secrets.compare_digest(given.encode("latin-1", "replace"), token.encode()):
         message = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-
-
-def _add_pages(app: FastAPI) -> None:
-    """Add what is looked at rather than called: the page and the metrics."""
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        html, policy = read_page()
-        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
-
-    @app.get(
-        "/metrics",
-        summary="Counts for Prometheus",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    )
-    async def metrics(service: Serving) -> Response:
-        """Requests, inputs by verdict, batches, times, and what monitors know."""
-        return Response(service.telemetry.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

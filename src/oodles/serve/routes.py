@@ -3,7 +3,8 @@
 import asyncio
 import math
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from oodles.data.readers import FORMATS
 from oodles.deploy.artefact import rows_of
@@ -30,6 +31,7 @@ from oodles.serve.reading import Upload, parse_json, read_body, read_files
 from oodles.serve.service import Service, Serving
 
 router = APIRouter(responses=ERRORS)
+metrics = APIRouter()  # needs no token
 FORM, JSON = "multipart/form-data", "application/json"
 RAW = ("image/", "application/octet-stream", "application/x-www-form-urlencoded")
 """What a body that is an image may be called; the last is what curl says if it is told nothing."""
@@ -132,6 +134,17 @@ def _result(version: Version, verdict: ArrayVerdict, row: int, name: str | None)
 
 def _failed(status: int, message: str, name: str | None) -> Result:
     return Result(name=name, is_id=False, error=InputError(status=status, message=message))
+
+
+@metrics.get(
+    "/metrics",
+    summary="Counts for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def count(service: Serving) -> Response:
+    """Requests, inputs by verdict, batches, times, and what monitors know."""
+    return Response(service.telemetry.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 # Guards -------------------------------------------------------------------------------------------
