@@ -20,6 +20,7 @@ from oodles.cli.score_with_ray import _one_line_errors
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import ImageSet, open_image
 from oodles.data.transforms import CIFAR
+from oodles.deploy.opening import open_guard
 from oodles.deploy.results.rows import COLUMNS
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError, FitWarning
@@ -103,8 +104,8 @@ def test_a_worker_that_is_killed_in_the_middle(photos, features, tmp_path):
     (tmp_path / "calls").mkdir()
 
     def waiting_guard():
-        guard = oodles.Guard.load(SAVED, load("cifar10-small"))
-        judge = guard.with_probability
+        guard = open_guard(SAVED, load("cifar10-small"))
+        judge = guard.judge
 
         def counted(*inputs):
             with (tmp_path / "calls" / str(os.getpid())).open("a") as calls:
@@ -114,7 +115,7 @@ def test_a_worker_that_is_killed_in_the_middle(photos, features, tmp_path):
                 time.sleep(600)
             return judge(*inputs)
 
-        guard.with_probability = counted
+        guard.judge = counted
         return guard
 
     def calls_of(worker):

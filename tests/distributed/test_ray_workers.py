@@ -12,6 +12,7 @@ import oodles
 from oodles.columns import LAYER
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
+from oodles.deploy.opening import open_guard
 from oodles.deploy.results.rows import COLUMNS
 from oodles.detectors import parse
 from oodles.distributed.ray_workers import NOT_FINITE, Extractor, Scorer, describe, merge, observe
@@ -55,7 +56,9 @@ def fitted_guard(model, folder, spec="react(90)+dice(0.5)"):
     features = alone(model, folder)
     detector = parse(spec).fit(features)
     threshold = oodles.calibrate(detector.score(features), 0.5)
-    return oodles.Guard(model, detector, threshold, preprocessing=PLAIN, classes=list("abcdefgh"[:CLASSES]))
+    guard = oodles.Guard(model, detector, threshold, preprocessing=PLAIN, classes=list("abcdefgh"[:CLASSES]))
+    guard.save(folder / "guard")
+    return guard, lambda: open_guard(folder / "guard", model)
 
 
 def test_features_of_paths_and_of_bytes_are_those_of_extract(model, images):
@@ -122,9 +125,9 @@ def test_rows_without_features_add_nothing_to_a_fit(model, images):
 
 def test_verdicts_on_images_and_on_their_features_are_those_of_the_guard(model, images):
     folder, rows = images
-    guard = fitted_guard(model, folder)
+    guard, load = fitted_guard(model, folder)
     verdict = guard(next(iter(ImageLoader(open_images(folder), PLAIN, labels=False))))
-    work = Scorer(lambda: guard, None, 4)
+    work = Scorer(load, 4)
     for given in (rows, extractor(model)(rows)):
         table = work(given)
         assert table.column_names == [*COLUMNS]
@@ -144,29 +147,29 @@ def test_verdicts_on_images_and_on_their_features_are_those_of_the_guard(model, 
 
 def test_an_input_for_which_the_network_gives_nan_is_never_in_distribution(model, images):
     folder, _ = images
-    guard = fitted_guard(model, folder, "energy")
+    _, load = fitted_guard(model, folder, "energy")
     Image.new("RGB", (8, 8)).save(folder / "black.png")
-    (row,) = Scorer(lambda: guard, None, 4)(pa.table({"path": [str(folder / "black.png")]})).to_pylist()
+    (row,) = Scorer(load, 4)(pa.table({"path": [str(folder / "black.png")]})).to_pylist()
     assert (row["score"], row["is_id"], row["error"]) == (None, False, NOT_FINITE)
 
 
 def test_features_of_another_model_are_refused(model, images):
     folder, rows = images
-    guard = fitted_guard(model, folder)
+    _, load = fitted_guard(model, folder)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         other = Net()
     features = extractor(other)(rows)
     with pytest.raises((ShapeError, DataError), match=r"same model|another head"):
-        Scorer(lambda: guard, None, 4)(features)
+        Scorer(load, 4)(features)
 
 
 def test_what_a_worker_cannot_use(model, images):
-    _, rows = images
+    folder, rows = images
     with pytest.raises(DataError, match=r"has no column path, by which .* \(its columns: file\)"):
         extractor(model)(rows.rename_columns(["file"]))
-    guard = oodles.Guard(model, oodles.Energy(), oodles.calibrate(torch.arange(99.0)))
-    with pytest.raises(ArgumentError, match="does not record how images are preprocessed; give score a transform"):
-        Scorer(lambda: guard, None, 4)
+    oodles.Guard(model, oodles.Energy(), oodles.calibrate(torch.arange(99.0))).save(folder / "guard")
+    with pytest.raises(ArgumentError, match="does not record how images were preprocessed"):
+        Scorer(lambda: open_guard(folder / "guard", model), 4)
     with pytest.raises(oodles.HeadError):
         extractor(nn.Sequential(Net(), nn.ReLU()))

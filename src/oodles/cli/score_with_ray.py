@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from oodles.cli.checks import check_number
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import GuardOptions, load_with_model, open_for
+from oodles.cli.guards import GuardOptions, open_for
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from oodles.guard import Guard
+    from oodles.deploy.opening import OpenGuard
 
 OURS = "oodles.errors."
 
@@ -66,7 +66,7 @@ def score_with_ray(
     workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
     with _connected(cluster.address), _one_line_errors():
         rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
-        verdicts = distributed.score(rows, load, checked.transform, workers=workers)
+        verdicts = distributed.score(rows, load, workers=workers)
         accepted, unread, total = _write(verdicts, out, rows.count())
     share = f"{accepted} of {total - unread} in-distribution ({checked.detector} >= {checked.threshold.value:.7g})"
     notice(f"{share}{f', {unread} with an error' if unread else ''}; written to {out}")
@@ -89,10 +89,10 @@ def _image_files(inputs: Sequence[Path]) -> list[str]:
     return [str(Path(name).resolve()) for name in sequence.image_names]
 
 
-def _load_in_worker(folder: str, guard: Path | None, given: GuardOptions) -> "Guard":
-    """The guard with its model, whose module may be in the ``folder`` that the command was started in."""
+def _load_in_worker(folder: str, guard: Path | None, given: GuardOptions) -> "OpenGuard":
+    """Open the guard with its model, whose module may be in the ``folder`` that the command was started in."""
     sys.path.insert(0, folder)
-    return load_with_model(guard, given)
+    return open_for(guard, given, images=True)
 
 
 @contextmanager

@@ -85,14 +85,14 @@ def score_files(
     _check_inputs(guard, sequence)
     batches = _batches(sequence, batch_size)
     if path.suffix.lower() == ".npy":
-        write_scores(path, _counted(_score(guard, batches, workers), counts, progress))
+        write_scores(path, _counted(score_batches(guard, batches, workers), counts, progress))
         return counts
     recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
     threshold = guard.threshold
     job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
     with open_results(path, job, resume=resume, force=overwrite) as results:
         left = results.remaining(batches, partial(_count, counts, progress))
-        for rows in _counted(_score(guard, left, workers), counts, progress):
+        for rows in _counted(score_batches(guard, left, workers), counts, progress):
             results.append(rows)
         results.finish()
     return counts
@@ -109,7 +109,7 @@ def score_inputs(
     """Yield the rows of each batch as soon as it is scored; the arguments are those of :func:`score_files`."""
     sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
     _check_inputs(guard, sequence)
-    return _counted(_score(guard, _batches(sequence, batch_size), workers), Counts(), progress)
+    return _counted(score_batches(guard, _batches(sequence, batch_size), workers), Counts(), progress)
 
 
 def explain_inputs(
@@ -167,7 +167,7 @@ def _batches(sequence: InputSequence, size: int) -> Iterator[Batch]:
     return chain([first], batches)
 
 
-def _score(guard: OpenGuard, batches: Iterator[Batch], workers: int | None) -> Iterator[list[Row]]:
+def score_batches(guard: OpenGuard, batches: Iterable[Batch], workers: int | None = None) -> Iterator[list[Row]]:
     """Yield the rows of each batch, in order; images are decoded while others are scored."""
     for batch, images in decode_ahead(batches, guard.transform, workers):
         if isinstance(batch, FeatureBatch):

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from oodles.data.transforms import Transform
+from oodles.deploy.opening import OpenGuard
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import layers_of
 from oodles.detectors.parsing import as_detector
 from oodles.distributed.ray_workers import Extractor, Scorer, are_features, check_path, describe, merge, observe
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.extras import needed_by
-from oodles.guard import Guard
 from oodles.network.forward import HeadName
 
 if TYPE_CHECKING:
@@ -154,22 +154,16 @@ def fit(
     return whole.detector.finish()
 
 
-def score(
-    rows: "Dataset",
-    load: Callable[[], Guard],
-    transform: Transform | None = None,
-    *,
-    workers: Workers = DEFAULT,
-) -> "Dataset":
+def score(rows: "Dataset", load: Callable[[], OpenGuard], *, workers: Workers = DEFAULT) -> "Dataset":
     """Verdicts on images or features, computed as the Dataset is consumed, for example by ``.write_parquet(folder)``.
 
-    ``load`` returns the guard and is called once in each worker; ``transform`` is needed if the guard does not record
-    its preprocessing. The columns are those of ``oodles score``: ``path``, ``label``, ``class_name``, ``probability``,
-    ``score``, ``p_value``, ``is_id`` and ``error``. With an error, because an image cannot be read or the network gives
-    NaN for it, ``is_id`` is false and the others are null.
+    ``load`` returns what :func:`oodles.deploy.opening.open_guard` gives, a saved guard with its model or an exported
+    one, and is called once in each worker. The columns are those of ``oodles score``: ``path``, ``label``,
+    ``class_name``, ``probability``, ``score``, ``p_value``, ``is_id`` and ``error``. With an error, because an image
+    cannot be read or the network gives NaN for it, ``is_id`` is false and the others are null.
     """
     check_path(rows.columns(fetch_if_missing=False))
-    settings = (load, transform, workers.batch_size)
+    settings = (load, workers.batch_size)
     return rows.map_batches(Scorer, fn_constructor_args=settings, batch_size=ROWS, **workers.options())
 
 
