@@ -7,9 +7,8 @@ import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError, features
 
-from oodles.data.folders import Files, count_by_suffix
+from oodles.data.folders import count_by_suffix, label_by_folder, split_names
 from oodles.data.image_sets import ImageSet as ImageSet
 from oodles.data.image_sets import decode as decode
 from oodles.data.image_sets import first_per_class as first_per_class
@@ -100,10 +99,9 @@ def read_cifar(*paths: Path) -> ImageSet:
     """CIFAR-10 or CIFAR-100 batches in their original pickles, read by an interpreter that cannot run code."""
     batches = [_cifar_batch(path) for path in paths]
     images = np.concatenate([rows for rows, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    names = [f"{path.name}[{row}]" for path, (rows, _) in zip(paths, batches, strict=True) for row in range(len(rows))]
     labels = np.concatenate([labels for _, labels in batches])
-    files = [path for path, (rows, _) in zip(paths, batches, strict=True) for _ in range(len(rows))]
-    return ImageSet(paths[0].parent.name, names, partial(_from_array, images), labels, file=files.__getitem__)
+    places = [(path, row) for path, (rows, _) in zip(paths, batches, strict=True) for row in range(len(rows))]
+    return _from_array(paths[0].parent.name, images, labels, places)
 
 
 def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -148,18 +146,22 @@ def read_svhn(path: Path) -> ImageSet:
     fits = digits.kind == np.uint8 and digits.values.dtype == np.uint8 and digits.values.shape[:-1] == (32, 32, 3)
     if not fits or not 0 < len(numbers) == digits.values.shape[-1] or not np.isin(numbers, np.arange(11)).all():
         raise DataError(f"{path} does not hold 32x32 colour images, each with a digit, as SVHN's files do")
-    images = digits.values.transpose(3, 0, 1, 2)
-    names = [f"{path.name}[{row}]" for row in range(len(images))]
     labels = numbers.astype(np.int64) % 10
-    return ImageSet(path.stem, names, partial(_from_array, images), labels, file=lambda _: path)
+    places = [(path, row) for row in range(len(labels))]
+    return _from_array(path.stem, digits.values.transpose(3, 0, 1, 2), labels, places)
+
+
+def _from_array(
+    name: str, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], places: Sequence[tuple[Path, int]]
+) -> ImageSet:
+    names = [f"{path.name}[{row}]" for path, row in places]
+    return ImageSet(name, names, lambda row: Image.fromarray(images[row]), labels, file=lambda row: places[row][0])
 
 
 def read_folder(path: Path) -> ImageSet:
     """All images below ``path``; if they are in class folders, the sorted folder names are the classes."""
-    listed = Files.of(_names_below(path), SUFFIXES)
-    if not listed.images:
-        raise _no_images(f"{path} holds no images", listed.ignored)
-    return _image_set(path.name or path.resolve().name, listed, lambda name: open_image(path / name), path.joinpath)
+    name = path.name or path.resolve().name
+    return _image_set(name, str(path), _names_below(path), lambda inner: open_image(path / inner), path.joinpath)
 
 
 def _names_below(path: Path) -> list[str]:
@@ -198,13 +200,6 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
     Nothing is unpacked to disk. Threads share the open archive under a lock and decode in parallel.
     """
     archive, members = _members(path, folder)
-    listed = Files.of(members, SUFFIXES)
-    if not listed.images:
-        below = f" below {folder}/" if folder else ""
-        raise _no_images(f"{path} holds no images{below}", listed.ignored)
-    packed, unpacked = path.stat().st_size, sum(members[name].file_size for name in listed.images)
-    if unpacked > unpacked_limit(packed):
-        raise DataError(f"{path} has {packed:,} bytes and would unpack to {unpacked:,}; no archive of images does")
     lock = threading.Lock()
 
     @contextmanager
@@ -223,7 +218,12 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
             with _identify(io.BytesIO(content), len(content)) as image:
                 yield image
 
-    return _image_set(f"{path.name}/{folder}" if folder else path.name, listed, opened, lambda _: path)
+    below = f"/{folder}" if folder else ""
+    images = _image_set(f"{path.name}{below}", f"{path}{below}", members, opened, lambda _: path)
+    packed, unpacked = path.stat().st_size, sum(members[name].file_size for name in images.names)
+    if unpacked > unpacked_limit(packed):
+        raise DataError(f"{path} has {packed:,} bytes and would unpack to {unpacked:,}; no archive of images does")
+    return images
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -280,27 +280,20 @@ def check_image(image: Image.Image) -> None:
 
 def _image_set(
     name: str,
-    listed: Files,
+    place: str,
+    found: Iterable[str],
     opened: Callable[[str], AbstractContextManager[Image.Image]],
     file: Callable[[str], Path],
 ) -> ImageSet:
-    labels, classes, note = listed.classes(name)
-    names = listed.images
+    """Return the images among the names ``found`` in a folder or archive, labelled by their folders."""
+    names, ignored, folders = split_names(found, SUFFIXES)
+    if not names:
+        others = f"; found {count_by_suffix(ignored)}, which must be converted to one of these" if ignored else ""
+        raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}){others}")
+    labels, classes, note = label_by_folder(name, names, folders)
     return ImageSet(
-        name,
-        names,
-        lambda row: opened(names[row]),
-        labels,
-        classes,
-        listed.ignored,
-        note,
-        lambda row: file(names[row]),
+        name, names, lambda row: opened(names[row]), labels, classes, ignored, note, lambda row: file(names[row])
     )
-
-
-def _no_images(place: str, ignored: Sequence[str]) -> DataError:
-    others = f"; found {count_by_suffix(ignored)}, which must be converted to one of these" if ignored else ""
-    return DataError(f"{place} ({', '.join(SUFFIXES)}){others}")
 
 
 def _inside_zip(path: Path) -> tuple[Path, str] | None:
@@ -340,7 +333,3 @@ def _plain_name(member: zipfile.ZipInfo) -> str:
         name = name.replace("\\", "/")
     plain = "/".join(part for part in name.split("/") if part not in ("", "."))
     return f"{plain}/" if name.endswith("/") and plain else plain
-
-
-def _from_array(images: npt.NDArray[np.uint8], row: int) -> Image.Image:
-    return Image.fromarray(images[row])

@@ -54,12 +54,12 @@ class LocatedHead:
         """Whether the model applies a sigmoid to each of several logits."""
         return self.finish is torch.sigmoid and self.head.classes > 1
 
-    def embedding(self, head_inputs: Sequence[Tensor], output: Tensor, shift: Tensor | None = None) -> Tensor:
-        """The embedding ``(n, m)`` from the inputs at the tap points, to which ``shift`` is added first."""
+    def embedding(self, inputs: Sequence[Tensor], output: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Return the embedding ``(n, m)`` from the inputs at the tap points, to which ``shift`` is added first."""
         if self.one_token:
-            head_inputs = [self._returned_token(head_inputs[0], output)]
+            inputs = [self._returned_token(inputs[0], output)]
         widths = self.widths or (self.head.width,)
-        parts = [as_rows(tensor, width) for tensor, width in zip(head_inputs, widths, strict=True)]
+        parts = [as_rows(tensor, width) for tensor, width in zip(inputs, widths, strict=True)]
         rows = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(self.head.weight.dtype)
         moved = rows if shift is None else rows + shift
         if not self.normalised:
@@ -106,7 +106,7 @@ class LocatedHead:
 
 
 def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
-    """Every way in which the recorded operations could produce the output, the simplest first."""
+    """Yield every way in which the recorded operations could produce the output, the simplest first."""
     backwards = [call for call in reversed(calls) if call.input.numel() and call.output.numel()]
     for call in backwards:
         rows = output_rows(call)
@@ -115,10 +115,11 @@ def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedH
     fitting = [
         call for call in backwards if call.weight.shape[0] == output.shape[1] and len(call.output) == len(output)
     ]
+    vectors = {call: rows for call in fitting if (rows := output_rows(call)) is not None}
     for call in fitting:
-        if (rows := output_rows(call)) is not None:
+        if call in vectors:
             for finish, kind in FINISHES.items():
-                if relative_gap(finish(rows.float()), output) <= STRICT:
+                if relative_gap(finish(vectors[call].float()), output) <= STRICT:
                     yield _candidate(call, kind, finish=finish)
         else:
             maps = call.operation in CONVOLUTIONS
@@ -129,14 +130,15 @@ def candidates(calls: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedH
                 nearest = (call.output - output[:, None]).abs().amax(dim=2).amin(dim=1)
                 if float(nearest.max()) <= STRICT * max(1e-2, float(output.abs().max())):
                     yield replace(_candidate(call, "linear, one token per input"), one_token=True)
-    yield from _low_rank(fitting, backwards, output)
-    yield from _combined([call for call in fitting if output_rows(call) is not None], output)
-    for call in fitting:
-        if (rows := output_rows(call)) is not None:
-            yield from _rescaled(call, rows.cpu().double(), output.cpu().double())
-    for call in fitting:
-        if output_rows(call) is not None and call.bias is None:
-            yield from _divided_by_norm(call, output.cpu().double())
+    yield from _combined(list(vectors), backwards, output)
+    wanted = output.cpu().double()
+    for call, rows in vectors.items():
+        yield from _rescaled(call, rows.cpu().double(), wanted)
+    for call in vectors:
+        inputs = as_rows(call.input, call.weight.shape[1]).cpu().double()
+        # a cosine head may divide by the norm after the call; for one input, repeated, any scale would fit
+        if call.bias is None and not bool((inputs == inputs[0]).all()):
+            yield from _rescaled(call, F.normalize(inputs) @ call.weight.cpu().double().T, wanted, "afterwards")
 
 
 def _candidate(call: LinearCall, kind: str, head: Head | None = None, finish: Finish | None = None) -> LocatedHead:
@@ -145,81 +147,63 @@ def _candidate(call: LinearCall, kind: str, head: Head | None = None, finish: Fi
     return LocatedHead(head, (tap_point(call),), kind, call.name, finish, normalised)
 
 
-def _low_rank(fitting: Sequence[LinearCall], backwards: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
-    """A layer with a low-rank update beside it (LoRA): ``W x + b + s B A x`` is one head with weight ``W + s B A``."""
-    for up in fitting:
-        down = next(
-            (
-                call
-                for call in backwards
-                if call.output.shape == up.input.shape and relative_gap(call.output, up.input) == 0
-            ),
-            None,
-        )
-        if down is None:
-            continue
-        for base in fitting:
-            rows, update = output_rows(base), output_rows(up)
-            if base.weight.shape[1] != down.weight.shape[1] or rows is None or update is None:
-                continue
-            rest, update = (output - rows).double(), update.double()
-            scale = float((rest * update).sum() / (update * update).sum().clamp(min=1e-30))
-            if relative_gap(rows.double() + scale * update, output) > STRICT:
-                continue
-            weight = base.weight.double() + scale * (up.weight.double() @ down.weight.double())
-            inner = None if down.bias is None else up.weight.double() @ down.bias.double()
-            biases = [(base.bias, 1.0), (up.bias, scale), (inner, scale)]
-            bias = sum(
-                (factor * each.double() for each, factor in biases if each is not None), weight.new_zeros(len(weight))
-            )
-            head = Head(weight.float(), bias.float())
-            yield replace(_candidate(base, "linear with a low-rank update", head), same_input=(tap_point(down),))
+def _combined(fitting: Sequence[LinearCall], backwards: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
+    """Yield weighted sums of several heads, such as the mean of an ensemble, as one head on their inputs side by side.
 
-
-def _combined(fitting: Sequence[LinearCall], output: Tensor) -> Iterator[LocatedHead]:
-    """A weighted sum of several heads, such as the mean of an ensemble, is one head on their inputs side by side."""
+    If all are maps of the same input, perhaps through another linear operation as in a low-rank update (LoRA), it is
+    one head on that input.
+    """
     for count in range(2, min(MAX_HEADS, len(fitting)) + 1):
         calls = fitting[:count][::-1]
         rows = torch.stack([call.output.reshape(-1).cpu().double() for call in calls], dim=1)
         factors = torch.linalg.lstsq(rows, output.cpu().double().reshape(-1, 1)).solution[:, 0]
-        if bool((factors.abs() > 1e-4).all()) and relative_gap((rows @ factors).view_as(output), output) <= STRICT:
-            yield _summed(calls, factors.tolist())
+        if bool((factors.abs() <= 1e-4).any()) or relative_gap((rows @ factors).view_as(output), output) > STRICT:
+            continue
+        shared = _maps_of_one_input(calls, backwards)
+        parts = list(zip(shared or calls, factors.tolist(), strict=True))
+        weights = [factor * call.weight.cpu().double() for call, factor in parts]
+        biases = [factor * call.bias.cpu().double() for call, factor in parts if call.bias is not None]
+        weight = torch.stack(weights).sum(dim=0) if shared else torch.cat(weights, dim=1)
+        points = tuple(tap_point(call) for call, _ in parts)
+        direct = [call for call in calls if not shared or call in shared]
+        yield LocatedHead(
+            _head(weight, torch.stack(biases).sum(dim=0) if biases else None, calls[0].weight.device),
+            points[:1] if shared else points,
+            f"a sum of {len(calls)} heads" if len(direct) == len(calls) else "linear with a low-rank update",
+            " and ".join(call.name for call in direct),
+            same_input=points[1:] if shared else (),
+            widths=() if shared else tuple(part.shape[1] for part in weights),
+        )
 
 
-def _summed(calls: Sequence[LinearCall], factors: Sequence[float]) -> LocatedHead:
-    weights = [factor * call.weight.cpu().double() for call, factor in zip(calls, factors, strict=True)]
-    biases = [
-        factor * call.bias.cpu().double() for call, factor in zip(calls, factors, strict=True) if call.bias is not None
-    ]
-    points = tuple(map(tap_point, calls))
-    shared = all(relative_gap(call.input, calls[0].input) == 0 for call in calls)
-    weight = torch.stack(weights).sum(dim=0) if shared else torch.cat(weights, dim=1)
-    parts = {"weight": weight} | ({"bias": torch.stack(biases).sum(dim=0)} if biases else {})
-    return LocatedHead(
-        Head(**{name: part.detach().float().to(calls[0].weight.device) for name, part in parts.items()}),
-        points[:1] if shared else points,
-        f"a sum of {len(calls)} heads",
-        " and ".join(call.name for call in calls),
-        same_input=points[1:] if shared else (),
-        widths=() if shared else tuple(part.shape[1] for part in weights),
-    )
+def _maps_of_one_input(calls: Sequence[LinearCall], backwards: Sequence[LinearCall]) -> list[LinearCall] | None:
+    """Return the calls as linear maps of the same input, directly or after another call; None if they are not."""
+    for target in calls:
+        found = [_as_map_of(target.input, call, backwards) for call in calls]
+        maps = [call for call in found if call is not None]
+        if len(maps) == len(calls):
+            return maps
+    return None
 
 
-def _divided_by_norm(call: LinearCall, output: Tensor) -> Iterator[LocatedHead]:
-    """A cosine head that divides by the embedding's norm after the call, and perhaps scales each class."""
-    layer_input, weight = as_rows(call.input, call.weight.shape[1]).cpu().double(), call.weight.cpu().double()
-    if bool((layer_input == layer_input[0]).all()):
-        return  # one input, repeated: any scale per class would fit
-    cosines = F.normalize(layer_input) @ weight.T
-    scale = (cosines * output).sum(dim=0) / (cosines * cosines).sum(dim=0).clamp(min=1e-30)
-    if not is_curved(scale * cosines, output) and not bool((scale.abs() < 1e-6).any()):
-        head = Head((scale[:, None] * weight).float().to(call.weight.device))
-        yield replace(_candidate(call, FOLDED[1], head), normalised="afterwards")
+def _as_map_of(start: Tensor, call: LinearCall, backwards: Sequence[LinearCall]) -> LinearCall | None:
+    if relative_gap(call.input, start) == 0:
+        return call
+    for down in backwards:
+        if relative_gap(down.output, call.input) == 0 and relative_gap(down.input, start) == 0:
+            weight = call.weight.double() @ down.weight.double()
+            inner = None if down.bias is None else call.weight.double() @ down.bias.double()
+            biases = [bias.double() for bias in (call.bias, inner) if bias is not None]
+            return replace(down, weight=weight, bias=torch.stack(biases).sum(dim=0) if biases else None)
+    return None
 
 
-def _rescaled(call: LinearCall, rows: Tensor, output: Tensor) -> Iterator[LocatedHead]:
-    """A scale (one number, or one per class) and an offset after the call fold into the head."""
-    spread, wanted = rows - rows.mean(dim=0), output - output.mean(dim=0)
+def _rescaled(call: LinearCall, rows: Tensor, output: Tensor, normalised: Normalised = "") -> Iterator[LocatedHead]:
+    """Yield heads into which a scale (one number, or one per class) and an offset after the call are folded.
+
+    ``rows`` is the output of the call, or with ``normalised`` that for inputs of norm 1, which gets no offset.
+    """
+    spread, wanted = (rows, output) if normalised else (rows - rows.mean(dim=0), output - output.mean(dim=0))
     per_class = (wanted * spread).sum(dim=0), (spread * spread).sum(dim=0)
     for kind, (numerator, denominator) in (
         (FOLDED[0], (per_class[0].sum(), per_class[1].sum())),
@@ -228,15 +212,18 @@ def _rescaled(call: LinearCall, rows: Tensor, output: Tensor) -> Iterator[Locate
         if bool((denominator <= 0).any()):
             return
         scale = (numerator / denominator).expand(rows.shape[1])
-        offset = (output - scale * rows).mean(dim=0)
+        offset = torch.zeros_like(scale) if normalised else (output - scale * rows).mean(dim=0)
         if is_curved(scale * rows + offset, output) or bool((scale.abs() < 1e-6).any()):
             continue
-        weight = call.weight.cpu().double() * scale[:, None]
         bias = offset if call.bias is None else call.bias.cpu().double() * scale + offset
         vanishes = call.bias is None and float(offset.abs().max()) <= 1e-6 * float(output.abs().max())
-        parts = {"weight": weight} if vanishes else {"weight": weight, "bias": bias}
-        head = Head(**{name: part.float().to(call.weight.device) for name, part in parts.items()})
-        yield _candidate(call, kind, head)
+        weight = call.weight.cpu().double() * scale[:, None]
+        found = _candidate(call, kind, _head(weight, None if vanishes else bias, call.weight.device))
+        yield replace(found, normalised=normalised or found.normalised)
+
+
+def _head(weight: Tensor, bias: Tensor | None, device: torch.device) -> Head:
+    return Head(weight.detach().float().to(device), None if bias is None else bias.detach().float().to(device))
 
 
 FINISHES: dict[Finish, str] = {
@@ -257,11 +244,11 @@ def output_rows(call: LinearCall) -> Tensor | None:
     return call.output.reshape(-1, classes) if call.output[:1].numel() == classes else None
 
 
-def as_rows(layer_input: Tensor, width: int) -> Tensor:
-    """A linear operation's input as ``(n, width)``, averaged over space or tokens if it has such."""
-    if layer_input.shape[1:].numel() == width:
-        return layer_input.reshape(len(layer_input), width) if layer_input.ndim > 2 else layer_input
-    return layer_input.flatten(2).mean(dim=2) if layer_input.ndim >= 4 else layer_input.mean(dim=1)
+def as_rows(inputs: Tensor, width: int) -> Tensor:
+    """Return a linear operation's input as ``(n, width)``, averaged over space or tokens if it has such."""
+    if inputs.shape[1:].numel() == width:
+        return inputs.reshape(len(inputs), width) if inputs.ndim > 2 else inputs
+    return inputs.flatten(2).mean(dim=2) if inputs.ndim >= 4 else inputs.mean(dim=1)
 
 
 def floating_copy(tensor: Tensor) -> Tensor:

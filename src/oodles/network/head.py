@@ -57,8 +57,11 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
         )
     _check_rows(network, probe, outputs)
     calls = [call for call in recorder.calls if name in (None, call.module)]
-    found = {item: _verified(network, calls, item, output, probe, check) for item, output in outputs.items()}
-    heads = _without_probabilities([each for each in found.values() if each is not None])
+    found = {item: _first_verified(network, calls, item, output, probe, check) for item, output in outputs.items()}
+    heads = [head for head in found.values() if head is not None]
+    plain = {head.name for head in heads if head.finish is None}
+    # of the logits and the probabilities of one layer, the logits
+    heads = [head for head in heads if head.finish is None or head.name not in plain]
     if len(heads) > 1:
         names = [head.name for head in heads]
         once = len(set(names)) == len(names)
@@ -79,13 +82,13 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
 
 
 def is_head_for(network: nn.Module, located: LocatedHead, inputs: Inputs) -> bool:
-    """Whether a head that was found before is the head for these inputs too, as far as two of them show it.
+    """Return whether a head that was found before is the head for these inputs too, as far as two of them show it.
 
     One whose search looked at more than the operation itself is searched for anew.
     """
     if located.kind in FOLDED or located.finish is not None:
         return False
-    return _holds(network, located, inputs.take(range(min(2, len(inputs)))))
+    return _reproduces_shifted(network, located, inputs.take(range(min(2, len(inputs)))))
 
 
 def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -> None:
@@ -100,13 +103,13 @@ def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -
             )
 
 
-def _verified(
+def _first_verified(
     network: nn.Module, calls: Sequence[LinearCall], item: int, output: Tensor, probe: Inputs, check: Inputs
 ) -> LocatedHead | None:
-    """The first candidate for one item of the output that holds on both batches."""
+    """Return the first candidate for one item of the output that holds on both batches."""
     for candidate in candidates(calls, output):
         located = replace(candidate, item=item)
-        if _holds(network, located, probe, output) and _holds(network, located, check):
+        if _reproduces_shifted(network, located, probe, output) and _reproduces_shifted(network, located, check):
             return replace(located, kind="cosine") if _is_cosine(located, calls) else located
     return None
 
@@ -114,7 +117,9 @@ def _verified(
 # Verification -------------------------------------------------------------------------------------
 
 
-def _holds(network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: Tensor | None = None) -> bool:
+def _reproduces_shifted(
+    network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: Tensor | None = None
+) -> bool:
     """Whether the candidate reproduces the outputs, and still does when its input is shifted."""
     raw, head_inputs, _ = Tap(network, candidate.points)(inputs)
     if output is None:
@@ -162,12 +167,6 @@ def _same_others(raw: object, moved: object, item: int | None) -> bool:
     )
 
 
-def _without_probabilities(heads: Sequence[LocatedHead]) -> list[LocatedHead]:
-    """Of the logits and the probabilities of one layer, the logits."""
-    plain = {head.name for head in heads if head.finish is None}
-    return [head for head in heads if head.finish is None or head.name not in plain]
-
-
 # Names, kinds and refusals ------------------------------------------------------------------------
 
 
@@ -194,30 +193,22 @@ def _refuse_kind(network: nn.Module) -> None:
 def _no_head(
     network: nn.Module, recorder: Recorder, calls: Sequence[LinearCall], output: Tensor, name: str | None
 ) -> str:
+    reason = recorder.non_affine
     for call in calls:
-        if _is_followed_by_relu(call, output):
-            return _not_affine(network, f"a ReLU between its last convolution and its logits ({call.name})")
-    if recorder.non_affine is not None:
-        return _not_affine(network, recorder.non_affine)
+        # the outputs may be the mean of a convolution's maps after a ReLU
+        fits = call.weight.shape[0] == output.shape[1] and call.operation in CONVOLUTIONS
+        if fits and relative_gap(F.relu(call.output).flatten(2).mean(dim=2), output) <= STRICT:
+            reason = f"a ReLU between its last convolution and its logits ({call.name})"
+    if reason is not None:
+        return (
+            f"{type(network).__name__} has {reason}: its logits are not one affine map of an embedding, so "
+            "methods that need a linear head do not apply. In Python, head=False keeps only the logits, for detectors "
+            "that need nothing else (msp, energy, gen, ...)"
+        )
     seen = "; ".join(str(call) for call in recorder.calls[-5:]) or "none"
     asked = f"head={name!r} does not produce the logits" if name else "no linear operation produces the logits"
     return (
         f"{type(network).__name__}: {asked} of width {output.shape[1]}, alone or rescaled. Last linear operations: "
         f"{seen}. Pass head= with the name of the module that produces the logits, or, in Python, head=False for "
         "detectors that only need logits"
-    )
-
-
-def _is_followed_by_relu(call: LinearCall, output: Tensor) -> bool:
-    """Whether the outputs are the mean of a convolution's maps after a ReLU."""
-    if call.weight.shape[0] != output.shape[1] or call.operation not in CONVOLUTIONS:
-        return False
-    return relative_gap(F.relu(call.output).flatten(2).mean(dim=2), output) <= STRICT
-
-
-def _not_affine(network: nn.Module, reason: str) -> str:
-    return (
-        f"{type(network).__name__} has {reason}: its logits are not one affine map of an embedding, so "
-        "methods that need a linear head do not apply. In Python, head=False keeps only the logits, for detectors that "
-        "need nothing else (msp, energy, gen, ...)"
     )

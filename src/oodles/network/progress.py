@@ -1,47 +1,29 @@
 """The progress bar of an extraction."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-
-class Advance:
-    """Advances the progress bar by one batch of the given number of inputs."""
-
-    def __init__(self, bar: Progress | None, total: int | None) -> None:
-        self._bar = bar
-        self._task = bar.add_task("extract", total=total, inputs=0) if bar else None
-        self._inputs = 0
-
-    def __call__(self, inputs: int) -> None:  # noqa: D102
-        if self._bar is not None and self._task is not None:
-            self._inputs += inputs
-            self._bar.update(self._task, advance=1, inputs=self._inputs)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Any) -> str:
-        elapsed = task.elapsed or 0.0
-        return f"{task.fields['inputs'] / elapsed:,.0f} inputs/s" if elapsed else ""
+Advance = Callable[[int], None]
+"""Called after each batch with its number of inputs."""
 
 
 @contextmanager
 def progress_bar(total: int | None, wanted: bool) -> Iterator[Advance]:
-    """A progress bar if the output is a terminal, else nothing."""
+    """Show a progress bar over ``total`` batches, if the output is a terminal."""
     console = Console(stderr=True)
-    if not wanted or not console.is_terminal:
-        yield Advance(None, total)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[inputs]:,} inputs"),
-        _Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield Advance(bar, total)
+    counts = TextColumn("{task.fields[inputs]:,} inputs {task.fields[rate]:,.0f} inputs/s")
+    columns = (TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn(), TimeRemainingColumn())
+    hidden = not (wanted and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        bar.add_task("extract", total=total, inputs=0, rate=0.0)
+        (task,) = bar.tasks
+
+        def advance(inputs: int) -> None:
+            done = task.fields["inputs"] + inputs
+            bar.update(task.id, advance=1, inputs=done, rate=done / (task.elapsed or math.inf))
+
+        yield advance

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ def train(
     network = unwrap(model)
     with _processes() as processes, torch.random.fork_rng():
         _check(network, data, recipe, processes)
-        default = own_device("cuda") if processes.size > 1 and torch.cuda.is_available() else None
-        target = usable_device(device or default or "cpu")
+        own = own_device("cuda") if processes.size > 1 and torch.cuda.is_available() else "cpu"
+        target = usable_device(device or own or "cpu")
         run = _Run(network.to(target), data, test, recipe, seed, Path(out), processes, target)
         # the first process writes for all
         with locked(run.out) if processes.rank == 0 else nullcontext():
@@ -84,7 +84,7 @@ def train(
 
 @contextmanager
 def _processes() -> Iterator[Processes]:
-    """The processes that torchrun started, in a process group while training lasts."""
+    """Keep the processes that torchrun started in a process group while training lasts."""
     if started_by_torchrun() == 1:
         yield Processes()
         return
@@ -101,43 +101,42 @@ def _processes() -> Iterator[Processes]:
             distributed.destroy_process_group()
 
 
+@dataclass(eq=False)
 class _Run:
     """One training run: the network, its optimiser and its folder."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        data: Pixels,
-        test: Pixels | None,
-        recipe: Recipe,
-        seed: int,
-        out: Path,
-        processes: Processes,
-        device: torch.device,
-    ) -> None:
-        self.network, self.data, self.test, self.recipe = network, data, test, recipe
-        self.seed, self.out, self.processes, self.device = seed, out, processes, device
-        self.layout = _layout(network, data, device)
-        network.to(memory_format=self.layout)  # type: ignore[call-overload]
-        if processes.size > 1 and device.type == "cuda":
-            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-        self.wrapped = nn.parallel.DistributedDataParallel(self.network) if processes.size > 1 else self.network
+    network: nn.Module
+    data: Pixels
+    test: Pixels | None
+    recipe: Recipe
+    seed: int
+    out: Path
+    processes: Processes
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.layout = _layout(self.network, self.data, self.device)
+        self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
+        several = self.processes.size > 1
+        if several and self.device.type == "cuda":
+            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
+        self.wrapped = nn.parallel.DistributedDataParallel(self.network) if several else self.network
         cosines = [part.weight for part in self.network.modules() if isinstance(part, Cosine)]
         others = [weight for weight in self.network.parameters() if all(weight is not each for each in cosines)]
         groups: list[dict[str, Any]] = [{"params": others}]
         groups += [{"params": [weight], "weight_decay": 0.0} for weight in cosines]
         self.optimiser = torch.optim.SGD(
             groups,
-            lr=recipe.learning_rate,
-            momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
-            weight_decay=recipe.weight_decay,
+            lr=self.recipe.learning_rate,
+            momentum=self.recipe.momentum,
+            nesterov=self.recipe.nesterov,
+            weight_decay=self.recipe.weight_decay,
         )
         self.metrics: list[Record] = []
-        batches = -(-len(data) // recipe.batch_size)
+        batches = -(-len(self.data) // self.recipe.batch_size)
         # drop a last batch with fewer than two images per process: batch normalisation needs a variance
-        self.batches = batches - (0 < len(data) % recipe.batch_size < 2 * processes.size)
-        self.mixed = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.batches = batches - (0 < len(self.data) % self.recipe.batch_size < 2 * self.processes.size)
+        self.mixed = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
     def identity(self) -> Record:
         """What must be the same for a run to be resumed."""
@@ -317,33 +316,27 @@ def _kept(epochs: int) -> str:
     return f"the checkpoint of epoch {epochs} is kept" if epochs else "nothing was written"
 
 
-class _Display:
+class _Display(Progress):
     """A progress bar on a terminal and a line for each finished epoch, if ``wanted`` and in the first process."""
 
     def __init__(self, run: _Run, wanted: bool) -> None:
         console = Console(stderr=True)
         self._run, self._first, self._began = run, len(run.metrics), time.perf_counter()
-        text, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
-        columns = (text, BarColumn(), state, TimeRemainingColumn())
         self._shown = wanted and run.processes.rank == 0
+        text, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
         hidden = not (self._shown and console.is_terminal)
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden)
-        total = run.batches * run.recipe.epochs
-        self._task = self._bar.add_task("train", total=total, completed=self._first * run.batches, state="")
-
-    def __enter__(self) -> "_Display":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(
+            text, BarColumn(), state, TimeRemainingColumn(), console=console, transient=True, disable=hidden
+        )
+        done, total = self._first * run.batches, run.batches * run.recipe.epochs
+        self._task = self.add_task("train", total=total, completed=done, state="")
 
     def batch(self, epoch: int, done: int, loss: float, accuracy: float, rate: float) -> None:
         completed = epoch * self._run.batches + done
         images = (completed - self._first * self._run.batches) * self._run.recipe.batch_size
         speed = images / (time.perf_counter() - self._began)
         state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed:,.0f} images/s"
-        self._bar.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
+        self.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
 
     def epoch(self, line: Record) -> None:
         if not self._shown:
@@ -351,7 +344,7 @@ class _Display:
         epoch, epochs = line["epoch"], self._run.recipe.epochs
         left = (time.perf_counter() - self._began) * (epochs - epoch) / (epoch - self._first)
         tested = f"  test accuracy {line['test_accuracy']:.1%}" if "test_accuracy" in line else ""
-        self._bar.console.print(
+        self.console.print(
             f"epoch {epoch:>3} of {epochs}  loss {line['loss']:.3f}  accuracy {line['accuracy']:.1%}{tested}  learning "
             f"rate {line['learning_rate']:.2g}  {line['images_per_second']:,.0f} images/s  {left / 60:.0f} min left",
             highlight=False,
