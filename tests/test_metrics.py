@@ -380,7 +380,8 @@ VALUES = [0.0, -0.0, 1.0, 5e-324, -5e-324, 1e-45, -1e-45, 3.0, -3.0, 1e-30, 3e38
 def test_keys_sort_like_scores(kind: Any, data: st.DataObject) -> None:
     """Also where the range is so wide that the bits of the scores leave none for the label."""
     floats = st.sampled_from(VALUES) | st.floats(-100, 100)
-    drawn = st.lists(floats if np.dtype(kind).kind == "f" else st.integers(0, 9), min_size=1, max_size=12)
+    whole = st.integers(0, 255) if kind == np.uint8 else st.integers(-9, 9)
+    drawn = st.lists(floats if np.dtype(kind).kind == "f" else whole, min_size=1, max_size=12)
     with np.errstate(over="ignore"):
         ids, oods = (np.array(data.draw(drawn)).astype(kind) for _ in range(2))
     kept = ids.copy(), oods.copy()
