@@ -50,16 +50,10 @@ def test_the_survey_notices_a_head_that_does_not_give_the_models_output():
         survey(wrong)
 
 
-def test_the_survey_notices_a_refusal_without_a_remedy():
-    with pytest.raises(SurveyError, match=r"noise is refused without a remedy: .* is stochastic"):
-        survey(Architecture("", "noise", lambda: Classifier(noisy), vectors))
-
-
-def test_the_survey_notices_a_remedy_that_does_not_help():
-    useless = Architecture("", "noise", lambda: Classifier(noisy), vectors, remedy=lambda model: model)
-    with pytest.raises(SurveyError, match="noise was changed as the message said, and refused"):
-        survey(useless)
-
-
-def noisy(self, embedding):
-    return self.fc(embedding) + torch.randn(len(embedding), 1)
+@pytest.mark.parametrize(
+    ("remedy", "fact"), [(None, "refused without a remedy: .* is stochastic"), (lambda model: model, "and refused")]
+)
+def test_the_survey_notices_a_refusal_without_a_remedy_that_helps(remedy, fact):
+    noisy = Classifier(lambda self, embedding: self.fc(embedding) + torch.randn(len(embedding), 1))
+    with pytest.raises(SurveyError, match=fact):
+        survey(Architecture("", "noise", lambda: noisy, vectors, remedy=remedy))

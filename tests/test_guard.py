@@ -1,7 +1,6 @@
 """``Guard``: the model's own logits, one pass, and no invalid input ever called in-distribution."""
 
 import copy
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -13,16 +12,15 @@ from support import networks
 from support.networks import CLASSES, WIDTH, batched, one_thread, pictures, seeded  # noqa: F401
 from support.snapshots import numbers, portrait
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from oodles.calibration import Threshold, calibrate
 from oodles.data.transforms import Transform
 from oodles.deploy.saving import load_detector, load_guard, save_detector
-from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, ReAct, parse
+from oodles.detectors import DICE, MSP, ODIN, DefaultEnsemble, Energy, parse
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, NotFittedError, ShapeError
 from oodles.guard import Guard, Verdict
 from oodles.network.extraction import extract
-from oodles.records.files import LOCK, write_record
+from oodles.records.files import LOCK
 
 ROWS = 40
 
@@ -57,22 +55,11 @@ def test_the_verdict_is_the_models_output_and_the_detectors_score(name, spec):
     assert verdict.is_id.dtype == torch.bool
 
 
-def test_a_guard_is_shown_in_one_line():
-    guard, _ = guarded()
-    assert repr(guard) == f"Guard(Net, dice(0.5)+energy, score >= {guard.threshold.value:.7g})"
-
-
 def test_the_label_is_that_of_the_dense_network():
     guard, features = guarded(lambda: networks.spread(networks.Net()), DICE(p=0.9))
     sparse = torch.nn.functional.linear(features.embedding, guard.detector.weight_, guard.detector.bias_)
     assert not torch.equal(sparse.argmax(dim=1), features.logits.argmax(dim=1)), "the test distinguishes them"
     assert torch.equal(guard(pictures(ROWS)).label, features.logits.argmax(dim=1))
-
-
-def test_at_least_id_rate_of_the_calibration_images_is_accepted():
-    guard, _ = guarded(id_rate=0.75)
-    accepted = guard(pictures(ROWS)).is_id
-    assert 0.75 * ROWS <= int(accepted.sum()) < ROWS
 
 
 @pytest.mark.parametrize("spec", ["dice(0.5)", "msp", "react(90)", "max_logit"])
@@ -93,31 +80,19 @@ def test_an_image_that_is_not_finite_is_never_in_distribution(spec, value, first
 
 
 @pytest.mark.parametrize("spec", ["energy", "max_logit", "msp", "entropy", "dice(0.5)", "react(90)+dice(0.5)"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_an_image_with_infinite_logits_is_never_in_distribution(spec, value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_an_image_with_infinite_logits_is_never_in_distribution_and_affects_no_later_batch(spec, value):
     # without a batch norm or second convolution, infinities do not become NaN: the logits are +inf and -inf,
-    # their energy is +inf, and a clipped embedding is finite again
+    # their energy is +inf, and a clipped embedding is finite again; the head is located on the first batch
     def flat():
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
 
     guard, _ = guarded(flat, parse(spec))
+    wanted = guarded(flat, parse(spec))[0](pictures(5, seed=3))
     images = pictures(3, seed=3)
     images[1, 0, 0, 0] = value
-    assert not bool(guard(images).is_id[1])
-
-
-@pytest.mark.filterwarnings("ignore:.*returns probabilities")
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_an_invalid_first_image_does_not_affect_later_batches(value):
-    # the head is located on the first batch, whose values must not affect what is found
-    def flat():
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
-
-    guard, _ = guarded(flat)
-    wanted = guarded(flat)[0](pictures(5, seed=3))
-    images = pictures(3, seed=3)
-    images[1, 0, 0, 0] = value
-    guard(images)
+    accepted = guard(images).is_id[1]
+    assert value == 3e38 or not bool(accepted)
     assert torch.equal(guard(pictures(5, seed=3)).score, wanted.score)
 
 
@@ -162,26 +137,20 @@ def test_it_stays_in_eval_mode_and_leaves_the_model_as_it_was():
     assert not any(module.training for module in guard.modules())
     before = portrait(guard.model)
     statistics = guard.model.body.bn1.running_mean.clone()
-    guard(pictures(4))
+    verdict = guard(pictures(4).requires_grad_())
+    assert not verdict.logits.requires_grad
+    assert not verdict.score.requires_grad
     with pytest.raises(DataError, match=r"Net does not accept images \(float32 \(2, 7, 8, 8\)\)"):
         guard(torch.zeros(2, 7, 8, 8))
     assert portrait(guard.model) == before
     assert torch.equal(guard.model.body.bn1.running_mean, statistics)
 
 
-def test_it_runs_in_eval_mode_even_if_the_model_is_in_training_mode():
+@pytest.mark.parametrize("name", ["", "body.bn1"])
+def test_a_module_left_in_training_mode_is_in_eval_mode_for_the_call(name):
     guard, _ = guarded()
     before = guard(pictures(4))
-    guard.model.train()
-    statistics = guard.model.body.bn1.running_mean.clone()
-    assert torch.equal(guard(pictures(4)).logits, before.logits)
-    assert torch.equal(guard.model.body.bn1.running_mean, statistics)
-
-
-def test_a_submodule_left_in_training_mode_is_in_eval_mode_for_the_call():
-    guard, _ = guarded()
-    before = guard(pictures(4))
-    guard.model.body.bn1.train()
+    guard.model.get_submodule(name).train()
     state, statistics = portrait(guard.model), numbers(guard.model)
     after = guard(pictures(4))
     assert torch.equal(after.logits, before.logits)
@@ -216,13 +185,6 @@ def test_a_guard_is_in_eval_mode_until_its_call_ends_whatever_another_thread_doe
         extracted.set()
         assert torch.equal(calls[0].result(20).logits, want)
     assert guard.model.training
-
-
-def test_nothing_requires_grad():
-    guard, _ = guarded()
-    verdict = guard(pictures(4).requires_grad_())
-    assert not verdict.logits.requires_grad
-    assert not verdict.score.requires_grad
 
 
 def test_a_row_does_not_depend_on_the_others():
@@ -313,21 +275,12 @@ def test_fit_tunes_a_detector_that_needs_the_network_on_the_calibration_images()
         Guard.fit(seeded(networks.Net), TRAIN, detector=ODIN())
 
 
-def test_fit_needs_enough_rows_to_hold_some_out():
-    with pytest.raises(DataError, match="too small to split"):
-        Guard.fit(seeded(networks.Net), batched(90, 30), detector=DICE(p=0.5))
-    few = Guard.fit(seeded(networks.Net), batched(90, 30), calibration=CALIBRATION, detector=DICE(p=0.5))
-    assert few.threshold.calibration_size == 60
-
-
 # Models without a linear head, several classes per input, names ---------------------------------
 
 
 def test_fit_falls_back_to_logits_with_a_warning_if_there_is_no_linear_head():
     model = networks.spread(seeded(networks.Prototypes))
-    with pytest.warns(
-        UserWarning, match="only logits are used, since no linear head was found: Prototypes has a proto"
-    ):
+    with pytest.warns(UserWarning, match="only logits are used, since no linear head was found"):
         guard = Guard.fit(model, TRAIN, calibration=CALIBRATION)
     assert isinstance(guard.detector, DefaultEnsemble)
     assert {name for member in guard.detector.members for name in member.scores_from} == {"logits"}
@@ -338,21 +291,9 @@ def test_fit_falls_back_to_logits_with_a_warning_if_there_is_no_linear_head():
     features = extract(model, [pictures(9)], head=False)
     torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-5, atol=1e-5)
     with pytest.warns(UserWarning, match="only logits are used"):
-        assert Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="gen").head is False
-
-
-def test_fit_does_not_fall_back_for_a_detector_that_needs_the_head():
-    model = networks.spread(seeded(networks.Prototypes))
+        assert Guard.fit(model, iter(TRAIN), calibration=iter(CALIBRATION), detector="gen").head is False
     with pytest.raises(HeadError, match="prototype"):
         Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="dice(0.5)")
-
-
-def test_fit_reads_a_loader_that_can_be_read_once():
-    guard = Guard.fit(networks.spread(seeded(networks.Net)), iter(TRAIN), calibration=iter(CALIBRATION))
-    assert guard.threshold.calibration_size == 60
-    with pytest.warns(UserWarning, match="only logits are used"):
-        guard = Guard.fit(networks.spread(seeded(networks.Prototypes)), iter(TRAIN), calibration=iter(CALIBRATION))
-    assert guard.head is False
 
 
 def test_fit_opens_each_loader_once():
@@ -378,9 +319,7 @@ def test_a_multi_label_model_has_a_default_of_its_own_and_refuses_a_softmax():
         assert torch.equal(verdict.logits, model(pictures(9))), "what the model returned, bit for bit"
     features = extract(model, [pictures(9)])
     torch.testing.assert_close(verdict.score, guard.detector.score(features), rtol=1e-3, atol=1e-3)
-    with pytest.raises(
-        ArgumentError, match=r"msp takes classes as exclusive, but the model is multi-label.*joint_energy"
-    ):
+    with pytest.raises(ArgumentError, match="msp takes classes as exclusive"):
         Guard.fit(model, TRAIN, calibration=CALIBRATION, detector="msp")
     with pytest.raises(ArgumentError, match="msp takes classes as exclusive"):
         Guard(model, MSP(), guard.threshold)(pictures(3))
@@ -404,14 +343,14 @@ def test_class_names_are_given_or_configured_and_kept_from_fit_to_load(tmp_path)
     assert Guard(model, guard.detector, guard.threshold).class_names == tuple("vwxyz")
     assert Guard.fit(model, TRAIN, detector="energy").class_names == tuple("vwxyz")
     assert Guard.load(tmp_path / "g", model).class_names == NAMES, "a saved guard keeps its own names"
-    with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
-        Guard.fit(model, TRAIN, detector="energy", classes=["a", "b"])
+    for use in (lambda **names: Guard.fit(model, TRAIN, detector="energy", **names), unused(guard)):
+        with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
+            use(classes=["a", "b"])
 
 
-def test_class_names_of_another_number_than_the_models_classes_are_refused():
-    guard, _ = guarded()
-    with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
-        Guard(guard.model, guard.detector, guard.threshold, classes=["a", "b"])(pictures(3))
+def unused(guard):
+    """Make another guard of the same parts and call it."""
+    return lambda **options: Guard(guard.model, guard.detector, guard.threshold, **options)(pictures(3))
 
 
 @pytest.mark.filterwarnings("ignore:.*returns probabilities")
@@ -423,13 +362,6 @@ def test_what_a_guard_was_told_about_multilabel_is_kept(tmp_path, multilabel):
     assert loaded.multilabel is multilabel
     if multilabel is False:
         assert len(loaded(pictures(3)).score) == 3
-
-
-def test_class_names_of_folders_are_kept(tmp_path):
-    dataset = TensorDataset(*map(torch.cat, zip(*TRAIN, strict=True)))
-    dataset.classes = list(NAMES)
-    guard = Guard.fit(seeded(networks.Net), DataLoader(dataset, batch_size=40), detector="energy")
-    assert guard.class_names == NAMES
 
 
 def test_a_batch_may_be_given_as_the_loader_gives_it():
@@ -493,15 +425,7 @@ def test_detector_and_threshold_are_checked():
         Guard(model, MSP(), 0.5)
 
 
-def test_a_detector_of_another_width_is_refused():
-    guard, _ = guarded()
-    other = Guard(seeded(networks.DenseNetLike), guard.detector, guard.threshold)
-    message = re.escape(f"{(WIDTH, CLASSES)}, this model has {(16, CLASSES)}")
-    with pytest.raises(ShapeError, match=message):
-        other(pictures(3))
-
-
-def test_a_model_with_another_head_of_the_same_shape_is_refused():
+def test_a_model_with_another_head_is_refused():
     """The detector would score the embeddings of one model with what it learned from another."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     guard = Guard.fit(model, [torch.rand(200, 3, 8, 8)], detector="dice(0.5)")
@@ -509,6 +433,9 @@ def test_a_model_with_another_head_of_the_same_shape_is_refused():
     nn.init.normal_(retrained[3].weight)
     with pytest.raises(ShapeError, match="was fitted on features of another head"):
         Guard(retrained, guard.detector, guard.threshold)(torch.rand(2, 3, 8, 8))
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.ReLU(), nn.Linear(9, 3)).eval()
+    with pytest.raises(ShapeError, match=re.escape("(width, classes) (8, 3), this model has (9, 3)")):
+        Guard(wider, guard.detector, guard.threshold)(torch.rand(2, 3, 8, 8))
     assert len(Guard(copy.deepcopy(model), guard.detector, guard.threshold)(torch.rand(2, 3, 8, 8)).score) == 2
 
 
@@ -520,14 +447,6 @@ def test_a_model_without_a_linear_head_takes_logit_detectors_only():
     dice = guarded()[0].detector
     with pytest.raises(HeadError, match="prototype"):
         Guard(model, dice, guard.threshold)(pictures(3))
-
-
-def test_the_head_can_be_named():
-    guard, _ = guarded()
-    named = Guard(guard.model, guard.detector, guard.threshold, head="fc")
-    assert torch.equal(named(pictures(4)).score, guard(pictures(4)).score)
-    with pytest.raises(ArgumentError, match="head='nowhere' is not a module of Net"):
-        Guard(guard.model, guard.detector, guard.threshold, head="nowhere")(pictures(4))
 
 
 # On disk ----------------------------------------------------------------------------------------
@@ -546,25 +465,6 @@ def test_a_loaded_guard_gives_the_same_verdicts(tmp_path, spec):
         assert torch.equal(mine, theirs)
 
 
-def test_saving_again_replaces_the_old_files(tmp_path):
-    first, second = guarded()[0], guarded(detector=ReAct(percentile=80))[0]
-    first.save(tmp_path / "g")
-    second.save(tmp_path / "g")
-    assert Guard.load(tmp_path / "g", second.model).detector.spec == second.detector.spec
-    assert len(list((tmp_path / "g").iterdir())) == 3, "the record, the tensors and the lock"
-
-
-def test_it_is_loaded_with_its_own_model_only(tmp_path):
-    guard, _ = guarded()
-    guard.save(tmp_path / "g")
-    with pytest.raises(FileError, match="guards another model"):
-        Guard.load(tmp_path / "g", seeded(networks.Net, seed=1))
-    with torch.no_grad():
-        guard.model.body.conv1.bias[0] += 1e-6
-    with pytest.raises(FileError, match="guards another model"):
-        Guard.load(tmp_path / "g", guard.model)
-
-
 def test_a_change_to_any_file_is_detected(tmp_path):
     guard, _ = guarded()
     guard.save(tmp_path / "g")
@@ -581,37 +481,6 @@ def test_a_change_to_any_file_is_detected(tmp_path):
             Guard.load(tmp_path / "g", guard.model)
         file.write_bytes(whole)
     Guard.load(tmp_path / "g", guard.model)
-
-
-def test_a_threshold_edited_by_hand_is_detected(tmp_path):
-    guard, _ = guarded()
-    guard.save(tmp_path / "g")
-    record = tmp_path / "g" / "guard.json"
-    content = json.loads(record.read_text())
-    content["threshold"]["value"] = -1e9
-    record.write_text(json.dumps(content))
-    with pytest.raises(FileError, match="checksum mismatch"):
-        Guard.load(tmp_path / "g", guard.model)
-
-
-def test_files_outside_the_folder_links_and_newer_records_are_refused(tmp_path):
-    guard, _ = guarded()
-    guard.save(tmp_path / "g")
-    file = tmp_path / "g" / "guard.json"
-    record = json.loads(file.read_text())
-    record.pop("seal")
-    (tensors,) = (tmp_path / "g").glob("*.safetensors")
-    write_record(file, {**record, "tensors": {**record["tensors"], "file": "../" + tensors.name}})
-    with pytest.raises(FileError, match="outside the folder"):
-        Guard.load(tmp_path / "g", guard.model)
-    write_record(file, {**record, "schema": 99})
-    with pytest.raises(FileError, match="schema 99"):
-        Guard.load(tmp_path / "g", guard.model)
-    write_record(file, record)
-    tensors.rename(tmp_path / "moved")
-    tensors.symlink_to(tmp_path / "moved")
-    with pytest.raises(FileError, match="symbolic link"):
-        Guard.load(tmp_path / "g", guard.model)
 
 
 def test_a_threshold_is_not_loaded_with_another_detector(tmp_path):

@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from oodles.data.batches import BatchReader, as_labels, first_batches, first_images
-from oodles.data.inputs import Inputs
 from oodles.errors import ArgumentError, DataError
 
 X, A, B, EXTRA = torch.rand(4, 3), torch.rand(4, 2), torch.rand(4, 5), torch.rand(4, 1)
@@ -222,24 +221,12 @@ def test_a_dataset_that_yields_batches_itself_is_read():
     check(only, (X,), {}, Y)
 
 
-def test_inputs_whose_rows_differ_are_refused():
-    with pytest.raises(DataError, match=r"inputs differ in rows \(input_ids 4, attention_mask 3\)"):
-        read(forward_text, {"input_ids": IDS, "attention_mask": MASK[:3]})
-    with pytest.raises(DataError, match=r"inputs differ in rows \(images 4, input 1 2\)"):
-        read(forward_ab, (A, B[:2], Y))
-
-
 def test_a_model_without_a_signature_is_assumed_to_take_one_input():
     class Compiled(nn.Module):
         forward = print.__class__  # a built-in type, of which nothing is known
 
     (only,) = BatchReader(Compiled()).read([(X, Y, EXTRA)])
     check(only, (X,), {}, Y)
-
-
-def test_inputs_are_read_as_they_are():
-    inputs = Inputs((X,), {"flag": 3})
-    assert read(forward_ab, inputs) == (inputs, None)
 
 
 # Labels -----------------------------------------------------------------------------------------
@@ -313,19 +300,14 @@ def test_labels_are_given_only_if_wanted_and_known_for_every_batch():
     assert first_images(READER, [(IMAGES[:4], torch.ones(4, 3))], 3)[1] is None, "classes that are not exclusive"
 
 
-def test_a_loader_without_batches_is_refused():
+def test_images_are_one_floating_point_tensor():
     with pytest.raises(DataError, match="the loader gave no batch"):
         first_images(READER, [], 5)
-
-
-def test_images_are_one_floating_point_tensor():
     images, labels = first_images(READER, [{"image": IMAGES, "label": LABELS}], 3)
     assert torch.equal(images, IMAGES[:3])
     assert torch.equal(labels, LABELS[:3])
     text, numbers = BatchReader(model(forward_text)), BatchReader(model(forward_ab))
-    refused = (
-        r"made from images, the loader gave {}; make them from embeddings instead: oodles.selection.mixed_features"
-    )
+    refused = r"made from images, the loader gave {}; make them from embeddings"
     with pytest.raises(DataError, match=refused.format(r"input_ids \(int64 .*, attention_mask \(int64 \(3, 3\)\)")):
         first_images(text, [TOKENS], 3)
     with pytest.raises(DataError, match=refused.format(r"images \(float32 \(3, 2\)\), input 1 \(float32 \(3, 5\)\)")):

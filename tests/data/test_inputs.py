@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from oodles.columns import fingerprint
-from oodles.data.inputs import Inputs, describe_inputs
+from oodles.data.inputs import Inputs
 from oodles.errors import DataError
 
 IMAGES, IDS = torch.arange(24.0).view(4, 3, 2), torch.arange(12).view(4, 3)
@@ -49,13 +49,6 @@ def test_an_argument_by_the_name_of_a_positional_one_hides_none():
         Inputs((IDS[:3],), {"images": IMAGES})
 
 
-def test_the_length_is_the_number_of_rows():
-    sequence, _ = packed([1, 3, 2])
-    assert len(Inputs((IMAGES,))) == 4
-    assert len(Inputs((3, None, sequence))) == 3
-    assert len(Inputs((), {"lengths": torch.arange(7)})) == 7
-
-
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
@@ -94,11 +87,6 @@ def test_what_may_have_rows_but_cannot_be_split_is_refused(value):
             Inputs(args, kwargs)
 
 
-def test_arguments_are_described_by_name_type_and_shape():
-    text = describe_inputs({"images": IMAGES, "ids": IDS, "flag": None, "sequence": packed([1])[0]})
-    assert text == "images (float32 (4, 3, 2)), ids (int64 (4, 3)), flag (NoneType), sequence (PackedSequence)"
-
-
 # Rows -------------------------------------------------------------------------------------------
 
 
@@ -114,12 +102,6 @@ def test_to_moves_tensors_and_leaves_the_rest():
     assert moved.args[0].device.type == moved.kwargs["sequence"].data.device.type == "meta"
     assert moved.args[1] is None
     assert moved.kwargs["flag"] is True
-
-
-def test_a_batch_that_is_small_enough_is_not_copied():
-    inputs = Inputs((IMAGES,))
-    assert inputs.split(4) == [inputs]
-    assert inputs.split(9)[0].args[0] is IMAGES
 
 
 @settings(max_examples=100, deadline=None)

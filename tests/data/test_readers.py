@@ -31,10 +31,9 @@ from oodles.data.readers import (
     first_per_class,
     open_images,
     read_cifar,
-    read_folder,
     read_zip,
 )
-from oodles.data.transforms import CIFAR, Transform
+from oodles.data.transforms import CIFAR
 from oodles.errors import ArgumentError, DataError
 
 # CIFAR ------------------------------------------------------------------------------------------
@@ -59,7 +58,7 @@ def python2_batch(data, labels):
     return b"\x80\x02}(" + head + b"](" + numbers + b"e" + string(b"data") + array + b"u."
 
 
-def test_cifar10_batches_are_read_in_order(tmp_path):
+def test_cifar_batches_are_read_in_order(tmp_path):
     first = write_cifar_batch(tmp_path / "cifar" / "data_batch_1", 4, seed=1)
     second = write_cifar_batch(tmp_path / "cifar" / "data_batch_2", 3, seed=2)
     write_cifar_batch(tmp_path / "cifar" / "test_batch", 5, seed=3)
@@ -72,14 +71,9 @@ def test_cifar10_batches_are_read_in_order(tmp_path):
         expected = np.stack([planes[:1024], planes[1024:2048], planes[2048:]], axis=-1).reshape(32, 32, 3)
         assert np.array_equal(read_array(images, row), expected)
     assert len(open_images(tmp_path / "cifar" / "test_batch")) == 5
-
-
-def test_cifar100_has_fine_labels_and_its_own_folder(tmp_path):
-    write_cifar_batch(tmp_path / "cifar-100-python" / "train", 4, labels="fine_labels")
-    write_cifar_batch(tmp_path / "cifar-100-python" / "test", 3, labels="fine_labels")
-    (tmp_path / "cifar-100-python" / "meta").write_bytes(b"")
-    assert len(open_images(tmp_path / "cifar-100-python")) == 4
-    assert len(open_images(tmp_path / "cifar-100-python" / "test")) == 3
+    write_cifar_batch(tmp_path / "cifar-100" / "train", 4, labels="fine_labels")
+    (tmp_path / "cifar-100" / "meta").write_bytes(b"")
+    assert len(open_images(tmp_path / "cifar-100")) == 4
 
 
 def test_python_2_pickles_are_read(tmp_path):
@@ -92,16 +86,12 @@ def test_python_2_pickles_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("text", [str, str.encode], ids=["text keys", "bytes keys"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_python_3_pickles_are_read(tmp_path, protocol, text, order):
-    data = np.asarray(noise(5, 3072), order=order)
-    for numbers in ([3, 1, 4, 1, 5], np.array([3, 1, 4, 1, 5])):
-        content = {text("data"): data, text("fine_labels"): numbers, text("batch_label"): text("x")}
-        (tmp_path / "train").write_bytes(pickle.dumps(content, protocol=protocol))
-        images = open_images(tmp_path / "train")
-        assert images.labels.tolist() == [3, 1, 4, 1, 5]
-        assert np.array_equal(read_array(images, 4)[:, :, 1].ravel(), data[4, 1024:2048])
+def test_python_3_pickles_are_read(tmp_path, protocol):
+    content = {b"data": np.asfortranarray(noise(2, 3072)), b"fine_labels": np.array([3, 1]), "batch_label": "x"}
+    (tmp_path / "train").write_bytes(pickle.dumps(content, protocol=protocol))
+    images = open_images(tmp_path / "train")
+    assert images.labels.tolist() == [3, 1]
+    assert np.array_equal(read_array(images, 1)[:, :, 1].ravel(), noise(2, 3072)[1, 1024:2048])
 
 
 def test_pickles_of_numpy_1_are_read(tmp_path):
@@ -146,6 +136,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, protocol, wrapped):
 @pytest.mark.parametrize(
     "content",
     [
+        {"data": noise(1, 3072)[:0], "labels": []},
         {"data": noise(2, 3072)},
         {"labels": [1, 2]},
         {"data": noise(2, 3072), "labels": [1]},
@@ -203,50 +194,17 @@ def test_the_first_images_of_every_class_are_taken_in_file_order(tmp_path):
         first_per_class(open_images(write_image(tmp_path / "a.png")), 2)
 
 
-@pytest.mark.parametrize(
-    ("digits", "labels"),
-    [
-        pytest.param(noise(32, 32, 3, 4), np.zeros((3, 1), dtype=np.uint8), id="fewer labels than digits"),
-        pytest.param(np.zeros((32, 32, 3, 4)), np.zeros((4, 1), dtype=np.uint8), id="digits that are not uint8"),
-        pytest.param(noise(32, 32, 3, 2), np.array([[3], [57]], dtype=np.uint8), id="labels that are not digits"),
-        pytest.param(noise(32, 32, 3, 2), np.array([[3], [0.5]]), id="labels that are not whole numbers"),
-    ],
-)
-def test_a_mat_file_that_only_looks_like_svhn_is_refused(tmp_path, digits, labels):
-    savemat(tmp_path / "x.mat", {"X": digits, "y": labels})
-    with pytest.raises(DataError, match=r"x"):
-        list(ImageLoader(open_images(tmp_path / "x.mat"), PLAIN))
-
-
 # Folders ----------------------------------------------------------------------------------------
 
 
-def test_class_folders_are_labels(tmp_path):
-    for name in ("zebra/b.png", "zebra/deep/a.JPG", "ant/x.png", "bee/y.bmp"):
-        write_image(tmp_path / name)
-    (tmp_path / "zebra" / "notes.txt").write_text("not an image")
-    images = open_images(tmp_path)
-    assert images.names == ["ant/x.png", "bee/y.bmp", "zebra/b.png", "zebra/deep/a.JPG"]
-    assert images.classes == ("ant", "bee", "zebra")
-    assert images.labels.tolist() == [0, 1, 2, 2]
-
-
-def test_macos_metadata_is_skipped(tmp_path):
-    for name in ("a/1.png", "b/2.png"):
-        write_image(tmp_path / name)
-    for name in ("a/._1.png", "__MACOSX/a/1.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"resource fork")
-    assert open_images(tmp_path).names == ["a/1.png", "b/2.png"]
-
-
-def test_names_are_sorted_folder_by_folder(tmp_path):
-    for name in ("a/x.png", "a-b/y.png", "a b/z.png"):
+def test_class_folders_are_labels_and_names_are_sorted_folder_by_folder(tmp_path):
+    names = ["a/x.png", "a b/z.png", "a-b/y.bmp", "zebra/b.png", "zebra/deep/a.JPG"]
+    for name in (*names[3:], *names[:3]):
         write_image(tmp_path / name)
     images = open_images(tmp_path)
-    assert images.names == ["a/x.png", "a b/z.png", "a-b/y.png"]
-    assert images.classes == ("a", "a b", "a-b")
-    assert images.labels.tolist() == [0, 1, 2]
+    assert images.names == names
+    assert images.classes == ("a", "a b", "a-b", "zebra")
+    assert images.labels.tolist() == [0, 1, 2, 3, 3]
 
 
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
@@ -320,22 +278,16 @@ def test_the_optional_decoders_of_this_pillow_are_used():
     assert readers._decodes("a_later_decoder") is False
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("GIF", "PNG", "TIFF", "WEBP", "AVIF") if kind in FORMATS])
+@pytest.mark.parametrize("kind", ["MPO", *(kind for kind in ("GIF", "PNG", "TIFF", "WEBP", "AVIF") if kind in FORMATS)])
 def test_of_an_animation_the_first_frame_is_read(tmp_path, kind):
     red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-    path = tmp_path / f"a{SUFFIXES_OF[kind][0]}"
+    path = tmp_path / f"a{SUFFIXES_OF.get(kind, ['.jpg'])[0]}"  # an MPO is a photo of a phone
     red.save(path, kind, save_all=True, append_images=[blue])
     with Image.open(path) as image:
         assert image.n_frames == 2
     first = PLAIN(open_image(path))
     assert first[0].min() > 240
     assert first[1:].max() < 15
-
-
-def test_a_photo_with_several_pictures_is_read(tmp_path):
-    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-    red.save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[blue])
-    assert np.asarray(open_image(tmp_path / "phone.jpg"))[0, 0].tolist() == [254, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ("JPEG", "PNG", "AVIF") if kind in FORMATS])
@@ -358,11 +310,6 @@ def test_a_palette_with_transparency_keeps_its_colours(tmp_path, suffix, opacity
     image.save(tmp_path / f"a{suffix}", transparency=opacity)
     expected = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     assert np.array_equal(PLAIN(open_image(tmp_path / f"a{suffix}")), expected)
-
-
-def test_the_ink_of_a_cmyk_photo_is_not_inverted(tmp_path):
-    Image.new("RGB", (8, 8), (250, 10, 10)).convert("CMYK").save(tmp_path / "a.jpg", quality=100)
-    assert np.abs(PLAIN(open_image(tmp_path / "a.jpg")).astype(int)[:, 0, 0] - [250, 10, 10]).max() < 5
 
 
 def test_16_bit_images_are_never_clipped(tmp_path):
@@ -577,16 +524,6 @@ def test_the_real_sets_are_read_completely(data, part, rows, classes):
 
 
 @pytest.mark.realdata
-def test_the_folder_reader_agrees_with_pillow_on_real_images(data):
-    images = read_folder(data / "dtd" / "images").sample(3)
-    (batch,) = ImageLoader(images, Transform(32, 32, (0.0,) * 3, (1.0,) * 3), labels=False)
-    for row, name in enumerate(images.names):
-        with Image.open(data / "dtd" / "images" / name) as image:
-            expected = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
-        torch.testing.assert_close(batch[row], expected)
-
-
-@pytest.mark.realdata
 @pytest.mark.parametrize(("part", "rows"), [("train", 50_000), ("test", 10_000)])
 def test_the_real_zip_is_read_in_place(data, part, rows):
     images = open_images(data / "cifar10-jpeg.zip" / part)
@@ -595,10 +532,3 @@ def test_the_real_zip_is_read_in_place(data, part, rows):
     assert np.bincount(images.labels).tolist() == [rows // 10] * 10
     few, _ = next(iter(ImageLoader(images.sample(64), CIFAR)))
     assert few.shape == (64, 3, 32, 32)
-
-
-@pytest.mark.realdata
-def test_the_first_real_digits_of_every_class(data):
-    digits = open_images(data / "svhn" / "test_32x32.mat")
-    assert len(first_per_class(digits, 1000)) == 5000
-    assert np.bincount(first_per_class(digits, 300).labels).tolist() == [300] * 10

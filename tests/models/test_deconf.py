@@ -10,9 +10,8 @@ from support.smooth import deconf, small
 from torch import nn
 
 from oodles.detectors import GODIN
-from oodles.errors import ArgumentError, HeadError
+from oodles.errors import ArgumentError
 from oodles.models.deconf import Cosine, DeConf, cosine_layer, with_head
-from oodles.network.extraction import extract
 
 
 def test_deconf_divides_cosines_by_confidence():
@@ -62,8 +61,3 @@ def test_a_head_that_cannot_be_replaced_is_refused():
     for model in (networks.DenseNetLike(), networks.ConvAfterPool(), with_head(networks.Net(), "deconf")):
         with pytest.raises(ArgumentError, match=f"{type(model).__name__} has no last linear layer called fc"):
             with_head(model, "deconf")
-
-
-def test_a_deconf_head_is_not_a_linear_head():
-    with pytest.raises(HeadError):
-        extract(deconf(), [small(4)])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import oodles
@@ -176,13 +175,6 @@ def test_checkpoints_in_every_container_are_loaded(tmp_path, name, content, zipp
     load_checkpoint(model, tmp_path / "c.pt")
     assert torch.equal(model.weight, torch.full((2, 3), 7.0))
     assert torch.equal(model.bias, torch.full((2,), 7.0))
-
-
-def test_safetensors_checkpoints_are_loaded(tmp_path):
-    save_file(filled(7.0).state_dict(), tmp_path / "c.safetensors")
-    model = filled(0.0)
-    load_checkpoint(model, tmp_path / "c.safetensors")
-    assert torch.equal(model.weight, torch.full((2, 3), 7.0))
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,6 @@ def test_a_photo_is_scored_without_a_model(oodles_run):
     assert {verdict["class_name"] for verdict in verdicts} <= set(read_card(NAME)["classes"])
 
 
-def test_invalid_arguments_of_score_are_refused(oodles_run):
-    for arguments, word in (
-        (("photo.jpg", "--model", "oodles.models:small_resnet"), "needs a guard"),
-        (("nowhere.jpg",), "does not exist"),
-    ):
-        code, _, err = oodles_run("score", *arguments)
-        assert code == 2
-        assert word in " ".join(err.split())
-
-
 def test_unknown_networks_are_refused():
     with pytest.raises(ArgumentError, match="network 'imagenet-huge' must be one of cifar10-small"):
         load("imagenet-huge")

@@ -3,7 +3,6 @@
 import pytest
 from support.networks import pictures, seeded
 
-from oodles.errors import ArgumentError
 from oodles.models import small_resnet
 
 
@@ -19,8 +18,3 @@ def test_shapes_of_the_stages_and_the_embedding(classes, head_type):
     assert shapes == {"stage1": (2, 64, 16, 16), "stage2": (2, 128, 8, 8), "stage3": (2, 256, 4, 4)}
     assert pooled[0].shape == (2, 256)
     assert pooled[0].min() >= 0
-
-
-def test_unknown_head_types_are_refused():
-    with pytest.raises(ArgumentError, match="head_type='square' must be linear or deconf"):
-        small_resnet(head_type="square")

@@ -15,7 +15,7 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
-from oodles.network.classes import class_names, folder_names, is_multilabel, label_map
+from oodles.network.classes import class_names, folder_names
 from oodles.network.extraction import extract
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
@@ -46,14 +46,9 @@ def folders(root, names, *, each=3):
 def test_names_are_those_given_else_the_configurations_else_the_folders(tmp_path):
     loader = folders(tmp_path / "images", NAMES)
     given = tuple("vwxyz")
-    for model, argument, want in (
-        (configured(NAMES[::-1]), given, given),
-        (configured(NAMES[::-1]), None, NAMES[::-1]),
-        (seeded(networks.Net), None, NAMES),
-    ):
-        assert class_names(model, loader, argument) == want
     assert extract(seeded(networks.Net), loader).class_names == NAMES
     assert extract(configured(NAMES[::-1]), loader).class_names == NAMES[::-1]
+    assert extract(configured(NAMES[::-1]), loader, classes=NAMES).class_names == NAMES
     assert extract(seeded(networks.Net), batched(10, 5), classes=given).class_names == given
     assert extract(seeded(networks.Net), batched(10, 5)).class_names == ()
 
@@ -79,12 +74,13 @@ def test_a_torchvision_datasets_classes_are_names_of_folders():
 
 
 def test_names_must_differ_and_be_one_per_class():
-    with pytest.raises(ArgumentError, match="classes= has 3 names of which only 2 differ"):
-        extract(seeded(networks.Net), batched(10, 5), classes=["a", "b", "a"])
-    with pytest.raises(ArgumentError, match="classes= has 3 names, but the model has 5 classes"):
-        extract(seeded(networks.Net), batched(10, 5), classes=["a", "b", "c"])
-    with pytest.raises(ArgumentError, match="has 3 names, but the model has 5 classes"):
-        extract(configured(NAMES[:3]), batched(10, 5))
+    for model, classes, fact in (
+        (seeded(networks.Net), ["a", "b", "a"], "classes= has 3 names of which only 2 differ"),
+        (seeded(networks.Net), ["a", "b", "c"], "classes= has 3 names, but the model has 5 classes"),
+        (configured(NAMES[:3]), None, "has 3 names, but the model has 5 classes"),
+    ):
+        with pytest.raises(ArgumentError, match=fact):
+            extract(model, batched(10, 5), classes=classes)
 
 
 def test_names_of_a_single_logit_are_those_of_its_two_classes():
@@ -123,27 +119,17 @@ def test_labels_are_numbers_of_the_models_classes_by_name(tmp_path, order, prese
 
 def test_a_folder_that_is_no_class_of_the_model_is_refused(tmp_path):
     loader = folders(tmp_path, ("bee", "wasp"))
-    with pytest.raises(DataError, match=r"the class folder wasp is not a class of Net \(ant, bee, cat, .*labels=False"):
+    with pytest.raises(DataError, match=r"wasp is not a class of Net \(ant, bee, cat, .*labels=False"):
         extract(configured(NAMES), loader)
     assert extract(configured(NAMES), loader, labels=False).labels is None
 
 
 def test_fewer_folders_than_classes_without_names_are_reported(tmp_path):
     loader = folders(tmp_path, ("bee", "dog"))
-    with pytest.warns(
-        UserWarning, match=r"2 class folders were numbered 0 to 1, but the model has 5 classes, so labels"
-    ):
+    with pytest.warns(UserWarning, match="2 class folders were numbered 0 to 1, but the model has 5 classes"):
         features = extract(seeded(networks.Net), loader)
     assert features.class_names == ()
     assert extract(seeded(networks.Net), loader, labels=False).class_names == ()
-
-
-def test_numbers_that_agree_already_need_no_map(tmp_path):
-    loader = folders(tmp_path, NAMES)
-    assert label_map(configured(NAMES), loader, None) is None
-    assert label_map(seeded(networks.Net), loader, None) is None
-    assert label_map(configured(NAMES), batched(10, 5), None) is None
-    assert label_map(configured(NAMES[::-1]), loader, None).tolist() == [4, 3, 2, 1, 0]
 
 
 # Several classes per input ----------------------------------------------------------------------
@@ -151,9 +137,7 @@ def test_numbers_that_agree_already_need_no_map(tmp_path):
 
 def test_a_model_may_say_that_it_is_multi_label():
     model = configured(problem_type="multi_label_classification")
-    assert is_multilabel(model)
-    assert not is_multilabel(configured(problem_type="single_label_classification"))
-    assert not is_multilabel(seeded(networks.Net))
+    assert not extract(configured(problem_type="single_label_classification"), batched(10, 5)).multilabel
     assert extract(model, batched(10, 5, classes=CLASSES)).multilabel
     assert not extract(model, batched(10, 5), multilabel=False).multilabel
     assert extract(seeded(networks.Net), batched(10, 5), multilabel=True).multilabel

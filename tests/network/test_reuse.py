@@ -121,8 +121,6 @@ def test_an_unfinished_store_is_continued_by_what_began_it_and_left_alone_by_oth
     assert passes(model) == [2, 1], "only the last batch"
     (whole,) = run(model, [wanted], None, batches)
     same(resumed, whole)
-    for name, column in whole.layers.items():
-        assert torch.equal(resumed.layers[name], column)
 
 
 def test_nothing_is_left_of_an_extraction_that_fails_at_once(model, store):

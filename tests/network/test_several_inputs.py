@@ -142,17 +142,6 @@ def test_a_guard_takes_what_the_model_takes(kind, spec):
     assert len(guard.explain(**new)) == 9
 
 
-def test_a_guard_refuses_inputs_that_do_not_belong_together():
-    model, inputs = seeded(Text), inputs_of(Text, 60)
-    guard = Guard.fit(model, batches_of(inputs, 20), calibration=batches_of(inputs, 15), detector="energy")
-    with pytest.raises(DataError, match=r"differ in rows \(input_ids 60, attention_mask 3\)"):
-        guard(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"][:3])
-    with pytest.raises(DataError, match="was given nothing"):
-        guard()
-    with pytest.raises(DataError, match="unexpected keyword argument 'ids'"):
-        Guard(model, guard.detector, guard.threshold)(ids=inputs["input_ids"])
-
-
 FORMS = {
     "plain": lambda head, h: head(h),
     "scaled": lambda head, h: head(h) / 1.5,

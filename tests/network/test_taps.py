@@ -82,16 +82,14 @@ def test_a_module_whose_name_has_a_colon_is_itself():
     [
         ("nowhere", "layers= names 'nowhere', which is not a module of Net"),
         ("nowhere:rankfeat", "layers= names 'nowhere', which is not a module of Net"),
-        ("body:rankfeet", "layers= names 'body:rankfeet', but there is no reduction 'rankfeet'; there are relu, rankf"),
-        ("body:", "layers= names 'body:', but there is no reduction ''; there are relu"),
-        ("body:rankfeat(3)", "there is no reduction 'rankfeat(3)'; there are relu"),
-        ("body:relu+", "there is no reduction ''; there are relu"),
-        ("body:gram", "layers= names 'body:gram'; write gram(orders) with a whole number from 1 to 10"),
-        ("body:gram(0)", "write gram(orders) with a whole number from 1 to 10"),
-        ("body:gram(11)", "write gram(orders) with a whole number from 1 to 10"),
-        ("body:gram(2.5)", "write gram(orders) with a whole number from 1 to 10"),
-        ("body:gram(True)", "write gram(orders) with a whole number from 1 to 10"),
-        ("body:gram(orders=5)", "write gram(orders) with a whole number from 1 to 10"),
+        ("body:rankfeet", "'body:rankfeet', but there is no reduction 'rankfeet'; there are relu"),
+        ("body:", "there is no reduction ''"),
+        ("body:rankfeat(3)", "there is no reduction 'rankfeat(3)'"),
+        ("body:relu+", "there is no reduction ''"),
+        *(
+            (f"body:gram{orders}", f"'body:gram{orders}'; write gram(orders) with a whole number from 1 to 10")
+            for orders in ("", "(0)", "(11)", "(2.5)", "(True)", "(orders=5)")
+        ),
         ("body:rankfeat+relu", "which has more than relu and one reduction; there are relu"),
         ("body:__import__('os')", "but there is no reduction"),
     ],
@@ -199,19 +197,17 @@ def test_a_model_in_use_is_not_moved_to_another_device(monkeypatch):
     before = portrait(model)
     with eval_mode(model, "cpu"), eval_mode(model, "cpu"):
         monkeypatch.setattr("oodles.network.taps.usable_device", lambda name: torch.device("meta"))
-        expected = pytest.raises(
-            ArgumentError, match=r"^Net is in use on cpu, so it cannot be moved to .*; wait for the"
-        )
-        with expected, eval_mode(model, "cuda"):
+        with pytest.raises(ArgumentError, match="Net is in use on cpu"), eval_mode(model, "cuda"):
             pass
     assert portrait(model) == before
 
 
-def test_the_meta_device_is_refused_and_the_weights_stay():
+@pytest.mark.parametrize(("device", "fact"), [("meta", "holds no numbers"), ("abacus", "cannot be used here")])
+def test_a_device_without_numbers_is_refused_and_the_weights_stay(device, fact):
     model = seeded(networks.Net)
     before = portrait(model)
-    with pytest.raises(ArgumentError, match=r"^device='meta' holds no numbers: .* loses its weights$"):
-        extract(model, [pictures(4)], device="meta")
+    with pytest.raises(ArgumentError, match=f"^device='{device}' {fact}"):
+        extract(model, [pictures(4)], device=device)
     assert portrait(model) == before
 
 
@@ -225,9 +221,7 @@ def test_a_model_that_raises_is_named_and_left_as_it_was(failing):
 
     model = seeded(Fails).train()
     before = portrait(model)
-    with pytest.raises(
-        DataError, match=r"^Fails does not accept images .* \(the lookup table is gone\); .*$"
-    ) as caught:
+    with pytest.raises(DataError, match=r"^Fails .* \(the lookup table is gone\); .*$") as caught:
         extract(model, [pictures(4), pictures(4) * 100])
     assert isinstance(caught.value.__cause__, OSError)
     assert portrait(model) == before

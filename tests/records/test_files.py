@@ -59,10 +59,7 @@ def test_a_file_that_does_not_fit_is_one_line_with_a_remedy(tmp_path, write):
     write_bytes(path, b"old")
     with files_up_to(10_000), pytest.raises(FileError) as caught:
         write_with(path, write)
-    assert str(caught.value) == (
-        f"{path} cannot be written: File too large; free some space or choose a folder on another disk, then run the "
-        "same again"
-    )
+    assert str(caught.value).startswith(f"{path} cannot be written: File too large; free some space")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.safetensors"]
 
@@ -119,33 +116,28 @@ def test_a_write_creates_its_folder_and_a_file_others_can_read(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_record_altered_by_one_character_is_refused(tmp_path):
-    path = tmp_path / "r.json"
-    write_record(path, {"kind": "thing", "schema": 1, "value": 0.25})
-    path.write_text(path.read_text().replace("0.25", "0.26"))
-    with pytest.raises(FileError, match=r"r\.json was altered.*checksum mismatch"):
-        read_record(path, kind="thing", schema=1)
+def sealed(record):
+    """What ``write_record`` writes."""
+    body = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**record, "seal": hashlib.sha256(body.encode()).hexdigest()})
 
 
-def test_a_record_without_a_checksum_is_refused(tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps({"kind": "thing", "schema": 1}))
-    with pytest.raises(FileError, match="checksum mismatch"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
-
-
-def test_records_of_another_schema_or_kind_are_refused(tmp_path):
-    path = tmp_path / "r.json"
-    write_record(path, {"kind": "thing", "schema": 2})
-    with pytest.raises(FileError, match="schema 2, this version of oodles reads schema 1"):
-        read_record(path, kind="thing", schema=1)
-    with pytest.raises(FileError, match="not a record of kind 'guard'"):
-        read_record(path, kind="guard", schema=2)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[]", b"17", b"null"])
-def test_a_file_that_is_not_a_record_is_refused(tmp_path, content):
-    (tmp_path / "r.json").write_bytes(content)
-    with pytest.raises(FileError, match=r"r\.json"):
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (sealed({"kind": "thing", "schema": 1, "value": 0.25}).replace("0.25", "0.26"), "altered.*checksum mismatch"),
+        ('{"kind": "thing", "schema": 1}', "checksum mismatch"),
+        (sealed({"kind": "thing", "schema": 2}), "schema 2, this version of oodles reads schema 1"),
+        (sealed({"kind": "guard", "schema": 1}), "not a record of kind 'thing'"),
+        ('{"kind": "thing", "kind": "thing"}', "a key is there twice"),
+        ('{"kind": "thing", "a": [{"b": 1, "b": 1}]}', "a key is there twice"),
+        ('{"kind":' + "[" * 200_000, ""),
+        *((content, "") for content in ("", "{", "\udcff\udcfe\0", "[]", "17", "null")),
+    ],
+)
+def test_a_file_that_is_not_the_record_is_refused(tmp_path, content, fact):
+    (tmp_path / "r.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(FileError, match=rf"r\.json.*{fact}"):
         read_record(tmp_path / "r.json", kind="thing", schema=1)
 
 
@@ -171,18 +163,19 @@ def test_records_have_limits_that_hold_for_writing_too(tmp_path):
         read_record(path, kind="thing", schema=1)
 
 
-@pytest.mark.parametrize("text", ['{"kind": "thing", "kind": "thing"}', '{"kind": "thing", "a": [{"b": 1, "b": 1}]}'])
-def test_a_key_that_is_there_twice_is_refused(tmp_path, text):
-    (tmp_path / "r.json").write_text(text)
-    with pytest.raises(FileError, match="a key is there twice"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
-
-
 def test_only_regular_files_are_read(tmp_path):
+    with pytest.raises(FileError, match="does not hold a saved thing"):
+        read_record(tmp_path / "r.json", kind="thing", schema=1)
+    (tmp_path / "r.json").mkdir()
+    with pytest.raises(FileError, match=r"r\.json"):
+        read_record(tmp_path / "r.json", kind="thing", schema=1)
     write_record(tmp_path / "real.json", {"kind": "thing", "schema": 1})
     (tmp_path / "link.json").symlink_to("real.json")
     with pytest.raises(FileError, match=r"link\.json is a symbolic link"):
         read_record(tmp_path / "link.json", kind="thing", schema=1)
+    assert member(tmp_path, "real.json") == tmp_path / "real.json"
+    with pytest.raises(FileError, match="symbolic link"):
+        member(tmp_path, "link.json")
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(FileError, match=r"pipe\.json is not a regular file"):  # and does not wait for a writer
         read_record(tmp_path / "pipe.json", kind="thing", schema=1)
@@ -256,8 +249,7 @@ def test_a_signature_covers_the_whole_record(tmp_path):
     assert read_record(path, kind="thing", schema=1, key=KEY).items() >= record.items()
     signed = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}
     for forged in ({**signed, "value": 0.26}, {**signed, "signature": "é"}, {**signed, "signature": None}, record):
-        body = json.dumps(forged, sort_keys=True, separators=(",", ":"))
-        path.write_text(json.dumps({**forged, "seal": hashlib.sha256(body.encode()).hexdigest()}))
+        path.write_text(sealed(forged))
         read_record(path, kind="thing", schema=1)  # anybody can compute a checksum
         with pytest.raises(FileError, match=r"is not signed|another key or altered"):
             read_record(path, kind="thing", schema=1, key=KEY)
@@ -273,23 +265,7 @@ def test_keys_are_long_and_may_be_in_a_file(tmp_path):
         read_key(tmp_path / "nowhere")
 
 
-def test_a_missing_record_and_a_folder_in_its_place_are_refused(tmp_path):
-    with pytest.raises(FileError, match="does not hold a saved thing"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
-    (tmp_path / "r.json").mkdir()
-    with pytest.raises(FileError, match=r"r\.json"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
-
-
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "./x", "x/"])
 def test_names_that_point_outside_the_folder_are_refused(tmp_path, name):
     with pytest.raises(FileError, match="outside the folder"):
         member(tmp_path, name)
-
-
-def test_symbolic_links_are_refused(tmp_path):
-    (tmp_path / "real").write_bytes(b"content")
-    (tmp_path / "link").symlink_to("real")
-    assert member(tmp_path, "real") == tmp_path / "real"
-    with pytest.raises(FileError, match="symbolic link"):
-        member(tmp_path, "link")

@@ -248,17 +248,14 @@ def recordings(key: str, *shape: int) -> Inputs:
     return lambda rows, generator: {key: torch.randn(rows, *shape, generator=generator)}
 
 
-def _transformers(model: str, config: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
+def _hugging_face(name: str, model: str, options: Mapping[str, Any], inputs: Inputs, **more: Any) -> Architecture:
     def make() -> nn.Module:
         import transformers
 
-        return getattr(transformers, model)(getattr(transformers, config)(**{"num_labels": CLASSES} | dict(options)))
+        kind = getattr(transformers, model)
+        return kind(kind.config_class(**{"num_labels": CLASSES} | dict(options)))
 
-    return make
-
-
-def _logits(output: Any) -> Tensor:
-    return output.logits
+    return Architecture("transformers", name, make, inputs, lambda output: output.logits, **more)
 
 
 class TokenMean(nn.Module):
@@ -270,12 +267,6 @@ class TokenMean(nn.Module):
 
     def forward(self, **arguments: Tensor) -> Tensor:
         return self.network(**arguments).logits.mean(dim=1)
-
-
-def _hugging_face(
-    name: str, model: str, config: str, options: Mapping[str, Any], inputs: Inputs, **more: Any
-) -> Architecture:
-    return Architecture("transformers", name, _transformers(model, config, options), inputs, _logits, **more)
 
 
 def _zero_shot() -> nn.Module:
@@ -308,68 +299,55 @@ XLNET = {"vocab_size": 50, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 
 SPECTROGRAM = SMALL | {"patch_size": 4, "max_length": 20, "num_mel_bins": 12, "frequency_stride": 4, "time_stride": 4}
 GROUPED = TEXT | {"num_key_value_heads": 2}
 FNET = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+TEXT_MODELS = {
+    "BERT": ("Bert", TEXT),
+    "RoBERTa": ("Roberta", TEXT),
+    "DistilBERT": ("DistilBert", DISTIL),
+    "ALBERT": ("Albert", TEXT | {"embedding_size": 16}),
+    "DeBERTa-v2": ("DebertaV2", TEXT),
+    "ELECTRA": ("Electra", TEXT | {"embedding_size": 16}),
+    "XLNet": ("XLNet", XLNET),
+    "GPT-2": ("GPT2", GPT),
+    "OPT": ("OPT", OPT),
+    "Llama": ("Llama", GROUPED),
+    "Mixtral (mixture of experts)": ("Mixtral", GROUPED | {"num_local_experts": 4}),
+    "T5": ("T5", T5),
+    "BART": ("Bart", BART),
+}
+PICTURE_MODELS = {
+    "ViT": ("ViT", PICTURE),
+    "BEiT": ("Beit", PICTURE),
+    "DINOv2": ("Dinov2", PICTURE),
+    "Swin": ("Swin", WINDOWS),
+    "ConvNeXt": ("ConvNext", STAGES),
+    "ResNet": ("ResNet", STAGES | {"embedding_size": 8}),
+    "CLIP with a classifier": ("CLIP", CLIP),
+    "SigLIP with a classifier": ("Siglip", CLIP),
+}
 TRANSFORMERS = [
-    _hugging_face("BERT", "BertForSequenceClassification", "BertConfig", TEXT, sentences),
+    *(
+        _hugging_face(name, f"{family}ForSequenceClassification", options, sentences)
+        for name, (family, options) in TEXT_MODELS.items()
+    ),
+    *(
+        _hugging_face(name, f"{family}ForImageClassification", options, PIXELS)
+        for name, (family, options) in PICTURE_MODELS.items()
+    ),
     _hugging_face(
         "BERT, one label",
         "BertForSequenceClassification",
-        "BertConfig",
         TEXT | {"num_labels": 1},
         sentences,
         finish=lambda logits: logits[:, 1:],
     ),
-    _hugging_face("RoBERTa", "RobertaForSequenceClassification", "RobertaConfig", TEXT, sentences),
-    _hugging_face("DistilBERT", "DistilBertForSequenceClassification", "DistilBertConfig", DISTIL, sentences),
-    _hugging_face(
-        "ALBERT", "AlbertForSequenceClassification", "AlbertConfig", TEXT | {"embedding_size": 16}, sentences
-    ),
-    _hugging_face("DeBERTa-v2", "DebertaV2ForSequenceClassification", "DebertaV2Config", TEXT, sentences),
-    _hugging_face(
-        "ELECTRA", "ElectraForSequenceClassification", "ElectraConfig", TEXT | {"embedding_size": 16}, sentences
-    ),
-    _hugging_face("XLNet", "XLNetForSequenceClassification", "XLNetConfig", XLNET, sentences),
-    _hugging_face("FNet", "FNetForSequenceClassification", "FNetConfig", FNET, sentences_without_mask),
-    _hugging_face("GPT-2", "GPT2ForSequenceClassification", "GPT2Config", GPT, sentences),
-    _hugging_face("OPT", "OPTForSequenceClassification", "OPTConfig", OPT, sentences),
-    _hugging_face("Llama", "LlamaForSequenceClassification", "LlamaConfig", GROUPED, sentences),
-    _hugging_face(
-        "Mixtral (mixture of experts)",
-        "MixtralForSequenceClassification",
-        "MixtralConfig",
-        GROUPED | {"num_local_experts": 4},
-        sentences,
-    ),
-    _hugging_face("T5", "T5ForSequenceClassification", "T5Config", T5, sentences),
-    _hugging_face("BART", "BartForSequenceClassification", "BartConfig", BART, sentences),
-    _hugging_face(
-        "BERT for tokens",
-        "BertForTokenClassification",
-        "BertConfig",
-        TEXT,
-        sentences,
-        remedy=TokenMean,
-        classifier=False,
-    ),
-    _hugging_face("ViT", "ViTForImageClassification", "ViTConfig", PICTURE, PIXELS),
-    _hugging_face("BEiT", "BeitForImageClassification", "BeitConfig", PICTURE, PIXELS),
-    _hugging_face("DeiT with teacher", "DeiTForImageClassificationWithTeacher", "DeiTConfig", PICTURE, PIXELS),
-    _hugging_face("DINOv2", "Dinov2ForImageClassification", "Dinov2Config", PICTURE, PIXELS),
-    _hugging_face("Swin", "SwinForImageClassification", "SwinConfig", WINDOWS, PIXELS),
-    _hugging_face("ConvNeXt", "ConvNextForImageClassification", "ConvNextConfig", STAGES, PIXELS),
-    _hugging_face("ResNet", "ResNetForImageClassification", "ResNetConfig", STAGES | {"embedding_size": 8}, PIXELS),
-    _hugging_face("CLIP with a classifier", "CLIPForImageClassification", "CLIPConfig", CLIP, PIXELS),
+    _hugging_face("FNet", "FNetForSequenceClassification", FNET, sentences_without_mask),
+    _hugging_face("BERT for tokens", "BertForTokenClassification", TEXT, sentences, remedy=TokenMean, classifier=False),
+    _hugging_face("DeiT with teacher", "DeiTForImageClassificationWithTeacher", PICTURE, PIXELS),
     Architecture("transformers", "CLIP, zero-shot (wrapped)", _zero_shot, images(32)),
-    _hugging_face("SigLIP with a classifier", "SiglipForImageClassification", "SiglipConfig", CLIP, PIXELS),
-    _hugging_face(
-        "Wav2Vec2", "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SOUND, recordings("input_values", 800)
-    ),
-    _hugging_face("HuBERT", "HubertForSequenceClassification", "HubertConfig", SOUND, recordings("input_values", 800)),
-    _hugging_face(
-        "Whisper", "WhisperForAudioClassification", "WhisperConfig", WHISPER, recordings("input_features", 8, 60)
-    ),
-    _hugging_face(
-        "AST (spectrograms)", "ASTForAudioClassification", "ASTConfig", SPECTROGRAM, recordings("input_values", 20, 12)
-    ),
+    _hugging_face("Wav2Vec2", "Wav2Vec2ForSequenceClassification", SOUND, recordings("input_values", 800)),
+    _hugging_face("HuBERT", "HubertForSequenceClassification", SOUND, recordings("input_values", 800)),
+    _hugging_face("Whisper", "WhisperForAudioClassification", WHISPER, recordings("input_features", 8, 60)),
+    _hugging_face("AST (spectrograms)", "ASTForAudioClassification", SPECTROGRAM, recordings("input_values", 20, 12)),
 ]
 
 

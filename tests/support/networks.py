@@ -1,7 +1,6 @@
 """Small classifiers with heads of every kind, and images and labels for them."""
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,21 +101,10 @@ class DenseNetLike(nn.Module):
         return self.classifier(self.hidden(images))
 
 
-class ReturnsObject(Net):
-    def forward(self, images: Tensor) -> Any:
-        return SimpleNamespace(loss=None, logits=super().forward(images))
-
-
 class ReturnsDict(Net):
     def forward(self, images: Tensor) -> Any:
         hidden = self.hidden(images)
         return {"hidden": hidden, "logits": self.fc(hidden)}
-
-
-class ReturnsTuple(Net):
-    def forward(self, images: Tensor) -> Any:
-        hidden = self.hidden(images)
-        return self.fc(hidden), hidden
 
 
 class ConvAfterPool(Net):
@@ -152,11 +140,6 @@ class Matmul(Net):
 
     def forward(self, images: Tensor) -> Any:
         return self.hidden(images) @ self.weight.T + self.bias
-
-
-class MatmulAlone(Matmul):
-    def forward(self, images: Tensor) -> Any:
-        return self.hidden(images) @ self.weight.T
 
 
 class Addmm(Matmul):

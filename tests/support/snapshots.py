@@ -19,6 +19,7 @@ def same(one, other):
     assert torch.equal(one.embedding, other.embedding)
     assert torch.equal(one.logits, other.logits)
     assert one.layers.keys() == other.layers.keys()
+    assert all(torch.equal(one.layers[name], other.layers[name]) for name in one.layers)
     assert (one.labels is None) == (other.labels is None)
     assert one.labels is None or torch.equal(one.labels, other.labels)
     assert (one.head is None) == (other.head is None)
