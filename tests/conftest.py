@@ -13,6 +13,8 @@ from oodles.features import Features
 from oodles.testing import example_features
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # processes that meet would warn where host names cannot be resolved
+os.environ.pop("PYTHONUNBUFFERED", None)  # it hides what a process forgets to flush
 
 # the same examples every time, so that a check that passed passes again; HYPOTHESIS_PROFILE=default looks for new ones
 settings.register_profile("steady", derandomize=True)

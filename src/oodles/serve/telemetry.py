@@ -1,5 +1,7 @@
 """What the service counts for Prometheus, and its logs as lines of JSON."""
 
+import atexit
+import io
 import json
 import logging
 import sys
@@ -70,6 +72,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def _forget_lost_lines() -> None:
+    """Keep Python from ending with exit code 120 because of lines that could not be written."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = io.StringIO()
+
+
 def start_logging(failed: Callable[[], None], *, level: str = "info") -> None:
     """Send what the service logs, and warnings of anything else, to standard error.
 
@@ -82,3 +92,4 @@ def start_logging(failed: Callable[[], None], *, level: str = "info") -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     LOGGER.setLevel(level.upper())
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a broken form is a client's, and answered
+    atexit.register(_forget_lost_lines)
