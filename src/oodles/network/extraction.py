@@ -115,17 +115,17 @@ def extract(
     network = unwrap(model)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = Run(
-            ForwardPass(network, head, layers, optional_head=optional_head),
-            BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
-            target,
-            tuple(steps),
-            batch_size,
-            amp,
-            dtype,
-            on_bad,
-            class_names(network, None if labels is False else loader, classes),
-            multilabel,
-            on_first,
+            forward=ForwardPass(network, head, layers, optional_head=optional_head),
+            reader=BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
+            device=target,
+            steps=tuple(steps),
+            batch_size=batch_size,
+            amp=amp,
+            dtype=dtype,
+            on_bad=on_bad,
+            names=class_names(network, None if labels is False else loader, classes),
+            declared_multilabel=multilabel,
+            on_first=on_first,
         )
         with progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
             if store is None:
@@ -312,7 +312,7 @@ class Run:
         return ()
 
 
-def _in_memory(run: "Run", loader: Iterable[Any], advance: Advance) -> Features:
+def _in_memory(run: Run, loader: Iterable[Any], advance: Advance) -> Features:
     kept: list[Columns] = []
     bad: list[int] = []
     names: tuple[str, ...] = ()
