@@ -1,7 +1,7 @@
 """Named columns of tensors, one row per image: blocks of rows, validation, storage form and fingerprint."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,6 +117,23 @@ def check_logits(columns: Columns, head: Callable[[Tensor], Tensor]) -> None:
             f"the head does not give these logits from these embeddings (relative error {gap:.2g}); do embedding, "
             "logits and head come from the same model?"
         )
+
+
+def check_some_good(inputs: int, bad: Sequence[int]) -> None:
+    """Raise if every input is bad."""
+    if len(bad) == inputs:
+        raise DataError(f"all {inputs} inputs give NaN or infinite values; check the model and the preprocessing")
+
+
+def check_same_columns(first: Columns, other: Columns) -> None:
+    """Raise unless both have the same columns of the same widths."""
+    if first.keys() != other.keys():
+        differing = ", ".join(sorted(first.keys() ^ other.keys()))
+        raise DataError(f"some batches have {differing} and some do not; all batches must have the same parts")
+    for name, column in first.items():
+        if column.shape[1:] != other[name].shape[1:]:
+            widths = f"{tuple(column.shape[1:])} and {tuple(other[name].shape[1:])}"
+            raise DataError(f"{name} has different widths in different batches, {widths}; is it per input?")
 
 
 def as_stored(columns: Columns, dtype: torch.dtype) -> Columns:

@@ -21,7 +21,7 @@ from oodles.columns import (
     fingerprint,
     to_storage,
 )
-from oodles.data.prefetching import prefetch
+from oodles.data.decoding import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head

@@ -1,9 +1,12 @@
 """Image sets as batches of pixels, decoded by threads ahead of the consumer. Nothing here needs PyTorch."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +14,43 @@ from PIL import Image
 
 from oodles.data.image_sets import ImageSet, decode
 from oodles.data.limits import PIXELS
-from oodles.data.prefetching import prefetch
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 from oodles.records.text import one_line
 
 BATCH_SIZE = 256
 WORKERS = min(16, max(2, os.cpu_count() or 2))
+AHEAD = 2  # batches that are worked on while one is used
+
+Batch = TypeVar("Batch")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def prefetch(
+    batches: Iterable[tuple[Batch, Iterable[Item]]], work: Callable[[Item], Result], workers: int
+) -> Iterator[tuple[Batch, list[Result]]]:
+    """Yield each batch, in order, with the results of ``work`` for its items.
+
+    While the consumer uses one batch, threads work on the items of the next two. If the consumer stops early, what has
+    not begun is cancelled.
+
+    >>> list(prefetch([("ab", [1, 2]), ("c", [3])], str, workers=2))
+    [('ab', ['1', '2']), ('c', ['3'])]
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        submitted = ((batch, [pool.submit(work, item) for item in items]) for batch, items in batches)
+        ahead: deque[tuple[Batch, list[Future[Result]]]] = deque(islice(submitted, AHEAD))
+        try:
+            while ahead:
+                batch, futures = ahead.popleft()
+                results = [future.result() for future in futures]
+                ahead.extend(islice(submitted, 1))
+                yield batch, results
+        finally:
+            for _, futures in ahead:
+                for future in futures:
+                    future.cancel()
 
 
 class Prepared(NamedTuple):

@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from oodles.data.decoding import WORKERS, Prepared, prepare
-from oodles.data.prefetching import prefetch
+from oodles.data.decoding import WORKERS, Prepared, prefetch, prepare
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.opening import OpenGuard

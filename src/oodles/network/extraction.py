@@ -13,7 +13,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from oodles.columns import LAYER, Columns, as_stored, check_precision, rows_not_finite
+from oodles.columns import (
+    LAYER,
+    Columns,
+    as_stored,
+    check_precision,
+    check_same_columns,
+    check_some_good,
+    rows_not_finite,
+)
 from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
 from oodles.data.inputs import Inputs
 from oodles.data.transforms import Transform, preprocessing_record
@@ -25,7 +33,7 @@ from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.perturbation import run_with_steps
 from oodles.network.progress import Advance, progress_bar
-from oodles.network.storing import check_some_good, into_store, open_store, same_columns
+from oodles.network.storing import into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.records.files import Record
 from oodles.steps import Step, distinct_steps
@@ -323,7 +331,7 @@ def _in_memory(run: Run, loader: Iterable[Any], advance: Advance) -> Features:
             kept.append(columns)
             bad += [seen + row for row in left_out]
             seen += len(inputs)
-            same_columns(kept[0], kept[-1])
+            check_same_columns(kept[0], kept[-1])
             if len(kept) == 1:
                 names = run.class_names(kept[0]["logits"].shape[1], loader)
     if not kept:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from oodles.columns import Columns, check_columns, fingerprint
+from oodles.columns import Columns, check_columns, check_same_columns, check_some_good, fingerprint
 from oodles.data.batches import NO_BATCH, check_gives_batches, only
 from oodles.data.inputs import Inputs
 from oodles.distributed.processes import Processes
@@ -249,7 +249,7 @@ class _Shard:
         """Keep the columns of the batch that was added last, which has this many inputs."""
         self.bad += [self.rows - rows + row for row in bad]
         self.columns.append(columns)
-        same_columns(self.columns[0], columns)
+        check_same_columns(self.columns[0], columns)
 
     def compare(self, path: Path) -> None:
         """Raise if the inputs are not those of the stored shard; it is closed once they are complete."""
@@ -297,20 +297,3 @@ def _other_data(path: Path, where: str) -> FileError:
         f"{path} was extracted from other inputs, in another order or in other batch sizes; they differ at {where}. "
         "Use a loader that does not shuffle and the same batch size, or another store"
     )
-
-
-def check_some_good(inputs: int, bad: Sequence[int]) -> None:
-    """Raise if every input is bad."""
-    if len(bad) == inputs:
-        raise DataError(f"all {inputs} inputs give NaN or infinite values; check the model and the preprocessing")
-
-
-def same_columns(first: Columns, other: Columns) -> None:
-    """Raise unless both have the same columns of the same widths."""
-    if first.keys() != other.keys():
-        differing = ", ".join(sorted(first.keys() ^ other.keys()))
-        raise DataError(f"some batches have {differing} and some do not; all batches must have the same parts")
-    for name, column in first.items():
-        if column.shape[1:] != other[name].shape[1:]:
-            widths = f"{tuple(column.shape[1:])} and {tuple(other[name].shape[1:])}"
-            raise DataError(f"{name} has different widths in different batches, {widths}; is it per input?")
