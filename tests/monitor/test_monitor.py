@@ -333,12 +333,9 @@ def test_batches_that_do_not_fit_are_refused(change, message):
     "values",
     [{"false_alarm_every": 0}, {"minimum": 0}, {"cooldown": -1}, {"error": 0.0}, {"error": 1}, {"minimum": 1.5}],
 )
-def test_rules_that_mean_nothing_are_refused(values):
+def test_arguments_that_mean_nothing_are_refused(values):
     with pytest.raises(ArgumentError, match=next(iter(values))):
         AlertRule(**values)
-
-
-def test_other_arguments_that_mean_nothing_are_refused():
     with pytest.raises(ArgumentError, match="window=0"):
         Monitor(threshold_of(), window=0)
     with pytest.raises(ArgumentError, match="-1 inputs"):

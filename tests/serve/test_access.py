@@ -1,13 +1,7 @@
 """Who may call what, names that a client or a guard brings along, and explanations."""
 
 import pytest
-from support.serving import (
-    AUTHORISED,
-    BOUNDARY,
-    JPEG,
-    form,
-    photo,
-)
+from support.serving import AUTHORISED, BOUNDARY, JPEG, form, photo
 
 from oodles.deploy.exported import ExportedGuard
 

@@ -6,16 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.serving import (
-    AUTHORISED,
-    BOUNDARY,
-    JPEG,
-    JSON,
-    encoded,
-    form,
-    photo,
-    until,
-)
+from support.serving import AUTHORISED, BOUNDARY, JPEG, JSON, encoded, form, photo, until
 
 SMALL = "?guard=images"
 

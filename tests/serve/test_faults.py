@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.images import noise, png_chunk, write_16_bit_png
-from support.serving import (
-    JSON,
-    encoded,
-    environment,
-    in_parallel,
-    photo,
-)
+from support.serving import JSON, encoded, environment, in_parallel, photo
 
 from oodles.deploy.exported import ExportedGuard
 

@@ -225,7 +225,7 @@ def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards
         assert kept == pytest.approx(100 * (id_scores >= value).mean(), abs=0.5)
         assert effect(page, "Recent inputs flagged") == f"{(scores < value).sum()} of 50"
         changed = ((scores >= value) != (scores >= own)).sum()
-        assert effect(page, "Would be judged differently").split()[0] == str(changed)
+        assert effect(page, "Decisions changed").split()[0] == str(changed)
         would = sum(tag.startswith("would be") for _, tag, _ in cards(page))
         assert would == changed
         assert "keeps" in handle.get_attribute("aria-valuetext")
@@ -308,7 +308,7 @@ def test_why_shows_what_dice_keeps_and_what_each_member_says(page, guards, photo
     assert "What adds up to the logit of" in said
     page.script(CHOOSE, "ensemble")
     page.choose(photographs[:1])
-    said = page.wait("#why", "most sceptical first")
+    said = page.wait("#why", "Lowest p-value first")
     members = ExportedGuard.open(guards / "ensemble").members
     assert len(page.all("#why .members li")) == len(members) > 1
     assert all(member in said for member in members)

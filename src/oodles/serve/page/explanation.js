@@ -25,7 +25,7 @@ function single({ findings }) {
 // Members of an ensemble -------------------------------------------------------------------------
 
 function members({ findings, reduction }) {
-  const intro = `The score is ${REDUCTIONS[reduction] ?? reduction} of these detectors, each read from a normal curve fitted to held-out ID scores. The most sceptical first. A p-value is the share of those scores that are at most as high: near 0 is unusual, and a typical ID input has about 0.5.`;
+  const intro = `The score is ${REDUCTIONS[reduction] ?? reduction} of these detectors, each read from a normal curve fitted to held-out ID scores. Lowest p-value first. A p-value is the share of those scores that are at most as high: near 0 is unusual, and a typical ID input has about 0.5.`;
   const order = [...findings].sort((one, other) => (one.p_value ?? 1) - (other.p_value ?? 1)); // as shown; else the service's
   const rows = order.map((finding) => {
     const below = finding.score !== null && finding.id_lowest !== null && finding.score < finding.id_lowest;

@@ -124,7 +124,7 @@ function showEffects(kept) {
   byId("effects").replaceChildren(
     fact("ID inputs kept", kept === null ? "not known" : percent(kept), kept === null ? "no calibration scores" : before),
     fact("Recent inputs flagged", items.length ? `${whole(flagged)} of ${whole(items.length)}` : "none yet", items.length ? percent(flagged / items.length) : ""),
-    fact("Would be judged differently", isMoved() ? counted(changed.length, "input") : "\u2013", change),
+    fact("Decisions changed", isMoved() ? counted(changed.length, "input") : "\u2013", change),
   );
   byId("reset").disabled = !isMoved();
   byId("save").disabled = !isMoved() || !state.canSave;
