@@ -114,9 +114,7 @@ def test_other_explanations_than_the_guards_refuse_the_export(tmp_path, monkeypa
         return found
 
     monkeypatch.setattr(guard, "explain", otherwise)
-    with pytest.raises(
-        ArgumentError, match=r"does not explain as the guard does, so nothing was written .* dropped of"
-    ):
+    with pytest.raises(ArgumentError, match=r"does not explain as the guard does.* dropped of"):
         guard.export(tmp_path / "guard", inputs=inputs())
     assert not list(tmp_path.iterdir())
 

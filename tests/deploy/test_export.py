@@ -137,15 +137,15 @@ def test_folder_and_zip_are_the_same(guard, folder, tmp_path):
 @pytest.mark.slow
 def test_what_is_there_is_kept_unless_it_may_be_replaced(guard, folder, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(FileError, match=r"holds an exported guard; choose another place, or replace it"):
+    with pytest.raises(FileError, match="holds an exported guard"):
         guard.export(folder)
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileError, match=r"other exists and is not an exported guard; choose another place$"):
+    with pytest.raises(FileError, match="other exists and is not an exported guard"):
         guard.export(other, overwrite=True)
     monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
-    with pytest.raises(ArgumentError, match=r"^the graph of dice\(0.5\)\+energy does not give the guard's answers"):
+    with pytest.raises(ArgumentError, match="does not give the guard's answers"):
         guard.export(folder, overwrite=True)
     with pytest.raises(ArgumentError, match=r"so nothing was written"):
         guard.export(tmp_path / "new")
@@ -166,9 +166,7 @@ def test_another_decision_refuses_the_export(guard, tmp_path, monkeypatch):
     limit = guard.threshold
     contrary = Contrary(limit.value, limit.id_rate, limit.calibration_size, limit.id_scores)
     monkeypatch.setattr(guard, "threshold", contrary)
-    with pytest.raises(
-        ArgumentError, match=r"decides otherwise than the guard for 1 of 1 inputs, so nothing was written"
-    ):
+    with pytest.raises(ArgumentError, match="decides otherwise than the guard for 1 of 1 inputs"):
         guard.export(tmp_path / "guard")
     assert not (tmp_path / "guard").exists()
 
@@ -185,7 +183,7 @@ def test_the_threshold_can_be_changed_later(guard, folder, photographs, tmp_path
 
 
 def test_images_that_were_prepared_otherwise_are_noticed(guard, tmp_path):
-    with pytest.raises(DataError, match=r"the images do not have the guard's preprocessing: undoing it gives pixels"):
+    with pytest.raises(DataError, match="do not have the guard's preprocessing"):
         guard.export(tmp_path / "guard", inputs=[pictures(8) * 50])
     with pytest.raises(DataError, match=r"takes images \(n, 3, 8, 8\), got \[\(4, 3, 9, 9\)\]"):
         guard.export(tmp_path / "guard", inputs=[pictures(4, size=9)])
@@ -216,15 +214,13 @@ def test_what_is_no_image_is_refused_in_one_line(folder, given, error, message):
 
 
 def test_options_are_checked(folder):
-    with pytest.raises(
-        ArgumentError, match=r"^device='cuda' cannot be used here: onnxruntime has no CUDAExecutionProvider$"
-    ):
+    with pytest.raises(ArgumentError, match="onnxruntime has no CUDAExecutionProvider"):
         ood.Guard.open(folder, device="cuda")
     with pytest.raises(ArgumentError, match=r"^device='tpu' must be one of cpu, cuda$"):
         ood.Guard.open(folder, device="tpu")
     with pytest.raises(ArgumentError, match=r"^threads=0 must be at least 1$"):
         ood.Guard.open(folder, threads=0)
-    with pytest.raises(FileError, match=r"nothing does not exist; give the folder or .zip that `oodles export` wrote$"):
+    with pytest.raises(FileError, match="nothing does not exist"):
         ood.Guard.open(folder / "nothing")
     with pytest.raises(ArgumentError, match=r"^a guard of images is called with one argument"):
         ood.Guard.open(folder)(1, 2)

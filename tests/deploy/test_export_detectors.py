@@ -44,9 +44,7 @@ def test_the_exported_guard_gives_the_guards_own_answers(network, spec, tmp_path
 @pytest.mark.parametrize("spec", [case.spec for case in CASES if case.steps])
 def test_a_detector_that_moves_its_inputs_is_refused_by_name(network, spec, tmp_path):
     guard = guard_of(network, spec)
-    with pytest.raises(
-        ArgumentError, match=r"moves its inputs along a gradient of the network .* without input steps$"
-    ):
+    with pytest.raises(ArgumentError, match="moves its inputs along a gradient"):
         guard.export(tmp_path / "guard", inputs=inputs())
     assert not (tmp_path / "guard").exists()
 

@@ -120,7 +120,7 @@ def test_a_signed_guard_is_loaded_with_its_key_only(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY)
     for key in (KEY, tmp_path / "key", str(tmp_path / "key"), None):
         assert Guard.load(tmp_path / "signed", guard.model, key=key).threshold == LIMIT
-    with pytest.raises(FileError, match=r"guard\.json was signed with another key or altered afterwards"):
+    with pytest.raises(FileError, match="signed with another key or altered"):
         Guard.load(tmp_path / "signed", guard.model, key=OTHER_KEY)
     with pytest.raises(FileError, match=r"guard\.json is not signed; save it again with the key"):
         Guard.load(tmp_path / "plain", guard.model, key=KEY)

@@ -179,7 +179,7 @@ def test_another_job_is_not_continued(whole, other, said):
 def test_other_inputs_are_not_continued(whole, kind):
     path = whole / f"r{kind}"
     changed = [Named(["a.png", "b\n.png", "new.png"]), *BATCHES[1:]]
-    with pytest.raises(ArgumentError, match=r"as row 3, where new\.png is now; resume it with the same inputs"):
+    with pytest.raises(ArgumentError, match=r"as row 3, where new\.png is now"):
         write(path, changed, resume=True)
     with pytest.raises(ArgumentError, match=r"has row 8, .* beyond the 7 inputs"):
         write(path, BATCHES[:3], resume=True)
@@ -193,7 +193,7 @@ def test_results_without_or_with_a_damaged_record_are_not_continued(whole):
     with pytest.raises(FileError, match="altered after it was written"):
         write(path, resume=True)
     job_path(path).unlink()
-    with pytest.raises(FileError, match=r"cannot be resumed: .*r\.csv\.job, .* is missing; start again with --force"):
+    with pytest.raises(FileError, match=r"r\.csv\.job, .* is missing"):
         write(path, resume=True)
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="cannot be written"):
         write(tmp_path / "file" / "r.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingPackageError, match=r"r\.parquet needs pyarrow, .* pip install 'oodles\[parquet\]'$"):
+    with pytest.raises(MissingPackageError, match=r"r\.parquet needs pyarrow"):
         check_results(tmp_path / "r.parquet")
 
 
