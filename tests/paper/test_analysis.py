@@ -28,7 +28,6 @@ from oodles.paper.analysis import (
     id_order,
     moments,
     near_zero,
-    variance_ratios,
     variances,
 )
 from oodles.testing import example_features
@@ -169,13 +168,11 @@ def test_a_large_offset_does_not_cost_the_variance_its_precision():
 
 
 def test_the_ratio_of_variances(features):
-    ood = {"far": Features(example_features(90, 12, 4, seed=8).embedding, head=features.head)}
-    mask = dice_mask(features.head, moments(features), 0.7)
-    ratios = variance_ratios(features.head, moments(features), 0.7, ood)
-    found = variances(features.head, mask, ood["far"])
-    assert list(ratios) == ["far"]
-    np.testing.assert_array_equal(ratios["far"], found.ratio)
+    far = Features(example_features(90, 12, 4, seed=8).embedding, head=features.head)
+    found = variances(features.head, dice_mask(features.head, moments(features), 0.7), far)
     np.testing.assert_array_equal(found.ratio, found.direct_kept / found.direct_full)
+    same = variances(features.head, torch.ones_like(features.head.weight, dtype=torch.bool), far[[0, 0]])
+    np.testing.assert_array_equal(same.ratio, 1.0)
 
 
 def test_no_array_of_rows_by_classes_by_units_is_built():

@@ -5,7 +5,6 @@ contributions, with all units or without some, follow from the mean and covarian
 accumulated batch by batch; no array of rows x classes x units is ever built.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,7 +99,8 @@ class Variances:
     @property
     def ratio(self) -> Array:
         """Fraction of the variance that is left; 1 if there was none."""
-        return _ratio(self.direct_kept, self.direct_full)
+        full = self.direct_full
+        return np.divide(self.direct_kept, full, out=np.ones_like(full), where=full > 0)
 
 
 def variances(head: Head, mask: Tensor, features: Features, set_moments: Moments | None = None) -> Variances:
@@ -172,22 +172,6 @@ def class_outputs(head: Head, mask: Tensor, features: Features, label: int) -> t
     return outputs[:, 0].numpy(), outputs[:, 1].numpy()
 
 
-def variance_ratios(head: Head, id_moments: Moments, p: float, ood: Mapping[str, Features]) -> dict[str, Array]:
-    """The paper's claim, measured: each class's output variance with DICE over that without, per OOD set.
-
-    >>> features = Features(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), head=Head(torch.tensor([[1.0, 1.0], [2.0, -1.0]])))
-    >>> variance_ratios(features.head, moments(features), 0.25, {"ood": Features(torch.eye(2), head=features.head)})
-    {'ood': array([1.        , 0.44444444])}
-    """
-    weight = head.weight.double()
-    kept = weight * dice_mask(head, id_moments, p)
-    ratios = {}
-    for name, features in ood.items():
-        full, left = (variance.numpy() for variance in _output_variance(features, weight, kept))
-        ratios[name] = _ratio(left, full)
-    return ratios
-
-
 def head_of(features: Features) -> Head:
     """The head of the features, which the analysis needs.
 
@@ -197,10 +181,6 @@ def head_of(features: Features) -> Head:
     if features.head is None:
         raise DataError(f"{features} has no head; the analysis needs the weights of the last layer")
     return features.head
-
-
-def _ratio(left: Array, full: Array) -> Array:
-    return np.divide(left, full, out=np.ones_like(full), where=full > 0)
 
 
 def _class_weight(head: Head, label: int) -> Tensor:

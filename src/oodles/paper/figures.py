@@ -23,7 +23,6 @@ from oodles.paper.analysis import (
     id_order,
     moments,
     near_zero,
-    variance_ratios,
     variances,
 )
 from oodles.paper.sweep import SWEEP_GRID, sweep
@@ -110,8 +109,9 @@ def draw_figures(
 def variance_summary(features: Mapping[str, Features], p: float) -> list[tuple[str, float, float, float, int]]:
     """For each set the smallest, mean and largest ratio of output variances with DICE, and the classes above 1."""
     train = features["train"]
-    sets = {name: part for name, part in features.items() if name != "train"}
-    ratios = variance_ratios(head_of(train), moments(train), p, sets)
+    head = head_of(train)
+    mask = dice_mask(head, moments(train), p)
+    ratios = {name: variances(head, mask, part).ratio for name, part in features.items() if name != "train"}
     return [
         (name, float(ratio.min()), fmean(ratio), float(ratio.max()), int((ratio > 1).sum()))
         for name, ratio in ratios.items()
