@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from oodles.bench.experiment import Tables, run_tables
 from oodles.bench.openood import AUPR, LEADERBOARD, compare_groups, leaderboard
+from oodles.bench.run import Tables, run_tables
 from oodles.bench.sets import load_sets
 from oodles.bench.suites import OPENOOD, Suite
 from oodles.bench.tables import markdown

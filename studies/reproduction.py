@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oodles.bench.comparison import compare, results, shown_name, sweep_table
-from oodles.bench.experiment import Tables, run_tables
+from oodles.bench.run import Tables, run_tables
 from oodles.bench.sets import load_sets
 from oodles.bench.suites import SUITES, Suite
 from oodles.bench.tables import markdown
@@ -27,9 +27,8 @@ from oodles.paper.analysis import (
     variances,
 )
 from oodles.paper.figures import draw_figures, variance_summary
-from oodles.paper.published import AVERAGE, METHODS, Published, published, tables
+from oodles.paper.published import AVERAGE, METHODS, TABLES, Published, published, tables
 from oodles.paper.sweep import PAPER_GRID, sweep
-from oodles.paper.tables import TABLES
 from oodles.selection.outliers import noise_features
 from oodles.selection.sparsity import FINE_GRID, Selection, select_p
 from studies import DATA, STORE

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from oodles.bench.comparison import compare, results
-from oodles.bench.experiment import Tables, run_tables
+from oodles.bench.run import Tables, run_tables
 from oodles.bench.suites import CIFAR_ODIN
 from oodles.bench.tables import markdown
 from oodles.data.readers import ImageSet

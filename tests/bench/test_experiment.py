@@ -5,16 +5,15 @@ import re
 import pytest
 from support.rows import cell
 
-from oodles.bench import experiment
+from oodles.bench import run as module
 from oodles.bench.comparison import compare
-from oodles.bench.experiment import Tables, run_tables
-from oodles.bench.run import benchmark
+from oodles.bench.run import Tables, benchmark, run_tables
 from oodles.bench.sets import fit_on_sets
 from oodles.detectors import parse
 from oodles.errors import ArgumentError
 from oodles.features import Features
+from oodles.paper.published import TABLES
 from oodles.paper.sweep import SWEEP_GRID
-from oodles.paper.tables import TABLES
 from oodles.testing import example_features
 
 MAIN = ["msp", "energy", "react(90)", "dice(0.8)", "dice(0.9)"]
@@ -89,7 +88,7 @@ def test_a_detector_in_several_tables_is_fitted_once(features, monkeypatch):
         calls.append([detector.spec for detector in detectors])
         return fit_on_sets(detectors, sets, **options)
 
-    monkeypatch.setattr(experiment, "fit_on_sets", counting)
+    monkeypatch.setattr(module, "fit_on_sets", counting)
     run_tables(["main", "sparsification", "selection", "msp"], features, main=MAIN, p=0.9)
     (specs,) = calls
     assert len(set(specs)) == len(specs)

@@ -14,8 +14,8 @@ from oodles.bench.sets import load_sets
 from oodles.bench.suites import ALL_SUITES
 from oodles.detectors import Detector, parse
 from oodles.features import Features
+from oodles.paper.published import TABLES
 from oodles.paper.sweep import SWEEP_GRID
-from oodles.paper.tables import TABLES
 
 SETS = ["bench", "--model", MODEL, "--train", "train", "--test", "test"]
 

@@ -10,9 +10,12 @@ from oodles.errors import ArgumentError
 from oodles.paper.published import (
     AVERAGE,
     METHODS,
+    SEEDS,
     SELECTIONS,
     SPARSIFICATIONS,
+    TABLES,
     Published,
+    detectors_of,
     published,
     published_gap,
     published_sets,
@@ -21,7 +24,6 @@ from oodles.paper.published import (
     without_seed,
 )
 from oodles.paper.sweep import SWEEP_GRID
-from oodles.paper.tables import SEEDS, TABLES, detectors_of
 
 
 def test_every_table_is_the_one_copied_from_the_paper(data):

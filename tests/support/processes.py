@@ -37,7 +37,7 @@ from oodles.store.manifest import FAILED
 
 PATIENCE = 300  # seconds; more than a busy machine takes for anything here
 # of the installed packages: the server does not know the folder of the tests
-PRELOADED = ["hypothesis", "oodles.cli", "oodles.bench.experiment", "oodles.distributed", "torch.distributed"]
+PRELOADED = ["hypothesis", "oodles.cli", "oodles.bench.run", "oodles.distributed", "torch.distributed"]
 
 
 class Outcome(NamedTuple):

@@ -14,9 +14,8 @@ from oodles.calibration import calibrate
 from oodles.detectors import default_detector, parse
 from oodles.features import Features
 from oodles.metrics import Row
-from oodles.paper.published import AVERAGE
+from oodles.paper.published import AVERAGE, detectors_of
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
-from oodles.paper.tables import detectors_of
 from oodles.plots import score_histograms
 
 ID_SET, OOD_SETS = "cifar10", ("svhn", "textures", "places365", "places_crop")

@@ -12,7 +12,7 @@ from oodles.cli.checks import check_checkpoints, check_choice, check_number, che
 from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
 from oodles.cli.completion import complete_detector, one_of
 from oodles.errors import ArgumentError, DataError
-from oodles.paper.tables import TABLES
+from oodles.paper.published import TABLES
 
 if TYPE_CHECKING:
     from oodles.bench.suites import Suite
@@ -121,7 +121,7 @@ def bench(
     if chosen is not None and len(sets) < 3:
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 
-    from oodles.bench.experiment import Tables, run_tables
+    from oodles.bench.run import Tables, run_tables
     from oodles.bench.tables import print_table, rows_json
     from oodles.detectors import DICE, detector_list, parse
     from oodles.distributed.processes import current, own_device

@@ -1,11 +1,17 @@
-"""The numbers in the tables of the DICE paper, in percent (Sun & Li, ECCV 2022)."""
+"""The tables of the DICE paper (Sun & Li, ECCV 2022): their numbers, in percent, and the detectors they compare."""
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from oodles.errors import ArgumentError
+
+if TYPE_CHECKING:  # the names of tables do not need torch
+    from oodles.detectors import Detector
 
 AVERAGE = "average"
 
@@ -119,3 +125,34 @@ def published_gap(id_set: str, p: float) -> float | None:
 
 def _value(entry: Any) -> tuple[float, float | None]:
     return (entry["mean"], entry["std"]) if isinstance(entry, dict) else (float(entry), None)
+
+
+# The detectors that each table compares --------------------------------------------------------------
+
+SEEDS = range(5)
+
+TABLES = {
+    "main": "every detector on every set (tables 1, 2, 8, 9)",
+    "sparsification": "other ways to sparsify the same layer (table 3, lower halves of 8 and 9)",
+    "selection": "which contributions to keep (table 4)",
+    "sweep": "FPR95, AUROC, accuracy, spread and mean gap at each sparsity p (tables 5 and 6, figure 3)",
+    "msp": "DICE with the softmax score (table 7)",
+}
+
+
+def detectors_of(table: str, main: Sequence["str | Detector"], p: float) -> "list[str | Detector]":
+    """Return the detectors of a table, at sparsity ``p``; random ones with each of five seeds."""
+    random = ("unit_dropout", "weight_dropout", "random_k")
+    units, weights, contributions = ([f"{name}({p}, seed={seed})" for seed in SEEDS] for name in random)
+    match table:
+        case "main":
+            return list(main)
+        case "sparsification":
+            return [*units, *weights, f"unit_pruning({p})", f"weight_pruning({p})", f"dice({p})"]
+        case "selection":
+            return [f"bottom_k({p})", f"top_bottom_k({p})", *contributions, f"dice({p})"]
+        case "msp":
+            return ["msp", f"dice({p})+msp"]
+        case "sweep":
+            return []
+    raise ArgumentError(f"table {table!r} must be one of {', '.join(TABLES)}")

@@ -1,17 +1,23 @@
 """What a report consists of: plain data, of which one HTML file that needs nothing else and its JSON are made."""
 
+import base64
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from PIL import Image
 
 from oodles import __version__
 from oodles.bench.tables import Cell, Table, html
+from oodles.data.limits import PIXELS
+from oodles.data.readers import SUFFIXES, decode, open_image
 from oodles.errors import ArgumentError
 from oodles.metrics import Interval
 from oodles.records.files import write_bytes
@@ -19,6 +25,9 @@ from oodles.records.text import printable
 
 MAX_BYTES = 5_000_000  # what one can mail
 SCHEMA = 1
+MAX_PICTURES = 64
+SIDE = 112  # pixels of the longer side of a picture
+QUALITY = 80
 NOT_IN_JSON = ("markup", "prefix", "picture")
 
 SHORT = 28  # letters of a name in a figure
@@ -158,6 +167,43 @@ def judgement_facts(
     facts += [] if predicted is None else [f"predicted: {predicted}"]
     facts += [] if p_value is None or not math.isfinite(p_value) else [f"p = {p_value:.3g}"]
     return tuple(facts)
+
+
+class Pictures:
+    """Makes small copies, at most ``MAX_PICTURES`` in all, so that a page stays small and is written soon."""
+
+    def __init__(self) -> None:
+        self.left = MAX_PICTURES
+
+    def of_file(self, path: str) -> Picture | None:
+        """A copy of an image file; None if the name is not that of an image, as for rows of features."""
+        if not path.lower().endswith(SUFFIXES):
+            return None
+        return self.of(lambda: open_image(Path(path)), path)
+
+    def of(self, opened: Callable[[], AbstractContextManager[Image.Image]], name: str) -> Picture | None:
+        """A copy of what ``opened`` opens, without pixels if that fails; None if there are enough pictures."""
+        if not self.left:
+            return None
+        self.left -= 1
+        try:
+            with opened() as image, PIXELS.take(image.width * image.height):
+                image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a JPEG is decoded no larger than needed
+                return _copy(decode(image), name)
+        except Exception:  # whatever is wrong with one image, the others are shown
+            return Picture(None, "no picture: the file is gone or cannot be read")
+
+
+def _copy(image: Image.Image, name: str) -> Picture:
+    if image.mode != "RGB":
+        layered = image.convert("RGBA")
+        image = Image.new("RGB", layered.size, "white")
+        image.paste(layered, mask=layered.getchannel("A"))
+    image.thumbnail((SIDE, SIDE))
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=QUALITY, optimize=True)
+    source = "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+    return Picture(source, f"small copy of {printable(name)}", *image.size)
 
 
 def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distribution report") -> Path:

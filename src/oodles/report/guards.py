@@ -19,9 +19,19 @@ from oodles.metrics import Row, evaluate
 from oodles.paper.published import published
 from oodles.records.text import printable
 from oodles.report.dice import dice_sections
-from oodles.report.document import Card, Figure, Gallery, Part, Picture, Rate, Section, judgement_facts, shortened
+from oodles.report.document import (
+    Card,
+    Figure,
+    Gallery,
+    Part,
+    Picture,
+    Pictures,
+    Rate,
+    Section,
+    judgement_facts,
+    shortened,
+)
 from oodles.report.judged import Judged, Trial, roc
-from oodles.report.pictures import Pictures
 from oodles.report.scored import binned, class_figure, class_table, score_edges
 from oodles.report.svg import draw
 

@@ -16,8 +16,7 @@ from oodles.bench.tables import Cell, Column, Table
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import Row
 from oodles.records.text import printable
-from oodles.report.document import Card, Figure, Gallery, Part, Rate, Section, judgement_facts, shortened
-from oodles.report.pictures import Pictures
+from oodles.report.document import Card, Figure, Gallery, Part, Pictures, Rate, Section, judgement_facts, shortened
 from oodles.report.svg import draw
 
 Array = npt.NDArray[Any]
