@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from oodles.data.folders import first_names
+from oodles.data.image_sets import first_names
 from oodles.data.readers import ImageSet, open_image
 from oodles.errors import DataError
 

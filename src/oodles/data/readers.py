@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError, features
 
-from oodles.data.folders import count_by_suffix, label_by_folder, split_names
 from oodles.data.image_sets import ImageSet as ImageSet
+from oodles.data.image_sets import count_by_suffix, label_by_folder, split_names
 from oodles.data.image_sets import decode as decode
 from oodles.data.image_sets import first_per_class as first_per_class
 from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, TooLargeError, regular_size, unpacked_limit

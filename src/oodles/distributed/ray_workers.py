@@ -16,6 +16,7 @@ from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.readers import open_bytes, open_image
 from oodles.data.transforms import Transform
+from oodles.deploy.export import noise_images
 from oodles.deploy.opening import OpenGuard
 from oodles.deploy.results.rows import Row
 from oodles.deploy.results.writing import parquet_table
@@ -28,7 +29,6 @@ from oodles.features import Features
 from oodles.head import Classifier
 from oodles.network.extraction import extract
 from oodles.network.forward import ForwardPass, HeadName
-from oodles.network.self_test import Noise
 from oodles.network.taps import unwrap
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Extractor:
         self._device = next(model.parameters(), torch.empty(0)).device
         self._forward = ForwardPass(unwrap(model), head, layers)
         # finds the head, so that a model without one is refused before anything is read
-        self._none = {name: column[:0] for name, column in self._run(_noise(transform)).items()}
+        self._none = {name: column[:0] for name, column in self._run(noise_images(transform, 2)).items()}
 
     def __call__(self, rows: "pa.Table") -> "pa.Table":
         """Return features as columns of lists, null in the rows that have an error."""
@@ -87,7 +87,7 @@ class Extractor:
             if not readable:
                 continue
             pixels = torch.from_numpy(np.stack([image.pixels for image in images if image.pixels is not None]))
-            columns = self._run(normalise(self._transform, pixels.to(self._device)))
+            columns = self._run(Inputs((normalise(self._transform, pixels.to(self._device)),)))
             bad = set(rows_not_finite(columns))
             for place in bad:
                 errors[readable[place]] = NOT_FINITE
@@ -99,14 +99,14 @@ class Extractor:
         return pa.table({"path": rows["path"], **lists, **labels, "error": pa.array(errors, pa.string())})
 
     @torch.no_grad()
-    def _run(self, images: Tensor) -> Columns:
-        inputs = Inputs((images.to(self._device).contiguous(memory_format=torch.channels_last),))
-        return {name: column.to("cpu", self._dtype) for name, column in self._forward.run(inputs).columns.items()}
+    def _run(self, images: Inputs) -> Columns:
+        (piece,) = self._forward.pieces(images.to(self._device), len(images))
+        return {name: column.to("cpu", self._dtype) for name, column in self._forward.run(piece).columns.items()}
 
 
 def describe(load: Callable[[], nn.Module], transform: Transform, head: HeadName) -> Classifier:
     """Return the head of a model, and whether an input may have several classes, from noise instead of images."""
-    features = extract(load(), [_noise(transform)], head=head, progress=False)
+    features = extract(load(), [noise_images(transform, 2)], head=head, progress=False)
     return Classifier(features.head, multilabel=features.multilabel)
 
 
@@ -171,10 +171,6 @@ class Scorer:
             for row, scored in zip(good, chain.from_iterable(score_batches(self._guard, [batch])), strict=True):
                 found[row] = scored
         return found
-
-
-def _noise(transform: Transform) -> Tensor:
-    return Noise([2, 3, transform.size, transform.size], "float32").make()
 
 
 def _threads() -> int:

@@ -201,14 +201,15 @@ def _as_map_of(start: Tensor, call: LinearCall, backwards: Sequence[LinearCall])
 def _rescaled(call: LinearCall, rows: Tensor, output: Tensor, normalised: Normalised = "") -> Iterator[LocatedHead]:
     """Yield heads into which a scale (one number, or one per class) and an offset after the call are folded.
 
-    ``rows`` is the output of the call, or with ``normalised`` that for inputs of norm 1, which gets no offset.
+    ``rows`` is the output of the call, or with ``normalised`` that for inputs of norm 1, which gets one scale per class
+    and no offset.
     """
     spread, wanted = (rows, output) if normalised else (rows - rows.mean(dim=0), output - output.mean(dim=0))
     per_class = (wanted * spread).sum(dim=0), (spread * spread).sum(dim=0)
-    for kind, (numerator, denominator) in (
-        (FOLDED[0], (per_class[0].sum(), per_class[1].sum())),
-        (FOLDED[1], per_class),
-    ):
+    estimates = {FOLDED[0]: (per_class[0].sum(), per_class[1].sum()), FOLDED[1]: per_class}
+    if normalised:
+        del estimates[FOLDED[0]]
+    for kind, (numerator, denominator) in estimates.items():
         if bool((denominator <= 0).any()):
             return
         scale = (numerator / denominator).expand(rows.shape[1])

@@ -77,7 +77,11 @@ def fgsm(
     adversarial = []
     calls = (inputs or Inputs((images,))).split(CPU_ROWS)
     for call, classes in zip(calls, torch.split(labels, CPU_ROWS), strict=True):
-        moved = perturb(model, movable(call, "an adversarial copy"), _loss(classes), -size, head=False, inputs=call)
+
+        def loss(columns: Columns, classes: Tensor = classes) -> Tensor:
+            return F.cross_entropy(columns["logits"], classes.to(columns["logits"].device), reduction="none")
+
+        moved = perturb(model, movable(call, "an adversarial copy"), loss, -size, head=False, inputs=call)
         adversarial.append(torch.maximum(torch.minimum(moved, high), low))
     return torch.cat(adversarial)
 
@@ -86,13 +90,6 @@ def channel_bounds(images: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each channel, in a shape that broadcasts against images."""
     others = [axis for axis in range(images.ndim) if axis != 1]
     return images.amin(dim=others, keepdim=True), images.amax(dim=others, keepdim=True)
-
-
-def _loss(labels: Tensor) -> Objective:
-    def cross_entropy(columns: Columns) -> Tensor:
-        return F.cross_entropy(columns["logits"], labels.to(columns["logits"].device), reduction="none")
-
-    return cross_entropy
 
 
 def movable(inputs: Inputs, what: str) -> Tensor:

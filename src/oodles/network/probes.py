@@ -1,6 +1,6 @@
 """Small batches to search a network's head with, and what to say if the network rejects them."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,18 +103,16 @@ def _smaller(value: Any, copies: Tensor) -> Any:
 
 
 def _real_probes(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """The first inputs, and smaller copies of them, in place of noise."""
+    """Return the first inputs, and smaller copies of them, in place of noise."""
 
-    def faded(factor: float) -> Callable[[object], object]:
-        def fade(value: object) -> object:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            factors = torch.linspace(1.0, 0.7, PROBE_ROWS)[: len(value)] * factor
-            return value * factors.to(value).view(-1, *[1] * (value.ndim - 1))
+    def fade(value: object, factor: float) -> object:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        factors = torch.linspace(1.0, 0.7, PROBE_ROWS)[: len(value)] * factor
+        return value * factors.to(value).view(-1, *[1] * (value.ndim - 1))
 
-        return fade
-
-    return _cycled(inputs, PROBE_ROWS).map(faded(1.0)), _cycled(inputs, PROBE_ROWS - 1).map(faded(0.9))
+    first, second = _cycled(inputs, PROBE_ROWS), _cycled(inputs, PROBE_ROWS - 1)
+    return first.map(partial(fade, factor=1.0)), second.map(partial(fade, factor=0.9))
 
 
 def _cycled(inputs: Inputs, count: int) -> Inputs:

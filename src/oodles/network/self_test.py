@@ -30,11 +30,6 @@ class Noise(Struct, forbid_unknown_fields=True, tag=True):
     shape: Annotated[list[Length], Meta(min_length=1, max_length=8)]
     dtype: Literal["float32", "float16", "bfloat16", "float64"]
 
-    def make(self) -> Tensor:
-        """The tensor."""
-        generator = torch.Generator().manual_seed(0)
-        return ((2 * torch.rand(self.shape, generator=generator) - 1) * math.sqrt(3)).to(getattr(torch, self.dtype))
-
 
 class Numbers(Struct, forbid_unknown_fields=True, tag=True):
     """A tensor of whole numbers, such as token ids."""
@@ -43,19 +38,11 @@ class Numbers(Struct, forbid_unknown_fields=True, tag=True):
     dtype: Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
     values: list[Whole]
 
-    def make(self) -> Tensor:
-        """The tensor."""
-        return torch.tensor(self.values).reshape(self.shape).to(getattr(torch, self.dtype))
-
 
 class Plain(Struct, forbid_unknown_fields=True, tag=True):
     """An argument that is no tensor."""
 
     value: bool | int | float | str | None
-
-    def make(self) -> bool | int | float | str | None:
-        """The value."""
-        return self.value
 
 
 class Probe(Struct, forbid_unknown_fields=True):
@@ -68,12 +55,15 @@ class Probe(Struct, forbid_unknown_fields=True):
         """The call, with floating-point tensors in another precision if one is given."""
 
         def make(argument: Noise | Numbers | Plain) -> Any:
-            if isinstance(argument, Noise | Numbers) and math.prod(argument.shape) > MAX_NUMBERS:
+            if isinstance(argument, Plain):
+                return argument.value
+            if math.prod(argument.shape) > MAX_NUMBERS:
                 raise ValueError(f"a probe of shape {argument.shape} is too large")
-            made = argument.make()
-            if not isinstance(made, Tensor):
-                return made
-            return made.to(device, precision if made.is_floating_point() else None)
+            dtype: torch.dtype = getattr(torch, argument.dtype)
+            if isinstance(argument, Numbers):
+                return torch.tensor(argument.values).reshape(argument.shape).to(device, dtype)
+            uniform = torch.rand(argument.shape, generator=torch.Generator().manual_seed(0))
+            return ((2 * uniform - 1) * math.sqrt(3)).to(dtype).to(device, precision)
 
         return Inputs(tuple(map(make, self.args)), {name: make(each) for name, each in self.kwargs.items()})
 

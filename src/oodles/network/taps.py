@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import RLock, get_ident
 from typing import Any
 
@@ -180,7 +181,6 @@ class Recorder(TorchFunctionMode):
         self.non_affine: str | None = None  # what was applied after the last linear operation, as far as it is known
         self._model = model
         self._shift = shift or {}
-        self._thread = get_ident()
         self._stack: list[tuple[str, object]] = []
         self._hooks: list[RemovableHandle] = []
 
@@ -188,8 +188,9 @@ class Recorder(TorchFunctionMode):
         for name, module in self._model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # what happens inside cannot be observed
-            self._hooks.append(module.register_forward_pre_hook(self._enter_module(name)))
-            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+            enter, leave = _in_this_thread(partial(self._enter_module, name)), _in_this_thread(self._leave_module)
+            self._hooks.append(module.register_forward_pre_hook(enter))
+            self._hooks.append(module.register_forward_hook(leave, always_call=True))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -201,15 +202,11 @@ class Recorder(TorchFunctionMode):
         runs = Counter(call.module for call in self.calls)
         self.calls = [replace(call, input_is_modules=False) if runs[call.module] > 1 else call for call in self.calls]
 
-    def _enter_module(self, name: str) -> Callable[[nn.Module, Arguments], None]:
-        def enter(_: nn.Module, arguments: Arguments) -> None:
-            if get_ident() == self._thread:
-                self._stack.append((name, arguments[0] if arguments else None))
-
-        return enter
+    def _enter_module(self, name: str, arguments: Arguments) -> None:
+        self._stack.append((name, arguments[0] if arguments else None))
 
     def _leave_module(self, *_: object) -> None:
-        if self._stack and get_ident() == self._thread:
+        if self._stack:
             self._stack.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Named | None = None) -> Any:
@@ -261,9 +258,9 @@ class Tap:
         try:
             for point, module in self._points.items():
                 if module is not None:
-                    hooks.append(module.register_forward_pre_hook(_catch(caught, point)))
+                    hooks.append(module.register_forward_pre_hook(_in_this_thread(partial(_catch, caught, point))))
             for layer, module in self._layers.items():
-                hooks.append(module.register_forward_hook(_reduce(activations, layer)))
+                hooks.append(module.register_forward_hook(_in_this_thread(partial(_reduce, activations, layer))))
             with _Catcher(self._functional, caught) if self._functional else nullcontext():
                 output = call(self._model)
         finally:
@@ -278,24 +275,23 @@ class Tap:
         return output, [caught[point] for point in self._points], activations
 
 
-def _catch(caught: dict[TapPoint, Tensor], point: TapPoint) -> Callable[[nn.Module, Arguments], None]:
+def _catch(caught: dict[TapPoint, Tensor], point: TapPoint, arguments: Arguments) -> None:
+    caught[point] = arguments[0]
+
+
+def _reduce(activations: dict[str, Tensor], layer: Layer, _: Arguments, output: object) -> None:
+    activations[layer.name] = layer(output)
+
+
+def _in_this_thread(keep: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that passes what a module is given, and its output, to ``keep``, if it runs in this thread."""
     thread = get_ident()
 
-    def keep(_: nn.Module, arguments: Arguments) -> None:
+    def hook(_: nn.Module, *seen: Any) -> None:
         if get_ident() == thread:
-            caught[point] = arguments[0]
+            keep(*seen)
 
-    return keep
-
-
-def _reduce(activations: dict[str, Tensor], layer: Layer) -> Callable[[nn.Module, Arguments, object], None]:
-    thread = get_ident()
-
-    def keep(_: nn.Module, __: Arguments, output: object) -> None:
-        if get_ident() == thread:
-            activations[layer.name] = layer(output)
-
-    return keep
+    return hook
 
 
 class _Catcher(TorchFunctionMode):
