@@ -37,7 +37,7 @@ class BatchReader:
         self._relabel = relabel
         self._position = labels if isinstance(labels, int) and not isinstance(labels, bool) else None
         self._model = type(model).__name__
-        self._takes = _Takes.of(model)
+        self._takes = _Takes(model)
 
     def read(self, loader: Iterable[Any], wanted: bool = True) -> Iterator[tuple[Inputs, Tensor | None]]:
         """Every batch; its labels are None if they are not wanted or not given."""
@@ -207,20 +207,17 @@ def is_dead_worker(error: Exception) -> bool:
 class _Takes:
     """What a model's ``forward`` takes: how many inputs by position, and which by name."""
 
-    def __init__(self, parameters: Sequence[inspect.Parameter]) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # compiled code has no signature: assume one input
+            parameters = [inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)]
         by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
         self.required = sum(each.default is each.empty for each in by_position)
         self.most = 1000 if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(by_position)
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self.by_name = [each.name for each in parameters if each.kind in named]
         self.any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "_Takes":
-        try:
-            return cls(list(inspect.signature(model.forward).parameters.values()))
-        except (TypeError, ValueError):  # compiled code has no signature: assume one input
-            return cls([inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)])
 
     def known(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that can be given by name; ``**kwargs`` takes every tensor, and all if none is a parameter.
