@@ -12,10 +12,8 @@ from support.command_line import MODEL
 
 from oodles.cli import checks
 from oodles.cli.checks import image_options, image_transform, read_class_names
-from oodles.cli.train import RECIPE_NAMES
 from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import ArgumentError, DataError, FileError
-from oodles.training.recipes import RECIPES
 
 IMAGES = ["--model", MODEL, "--out", "o"]
 HELD_OUT = ["--held-out", "test", "--model", MODEL]
@@ -108,10 +106,6 @@ def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
         assert message in printed
         assert printed.count("\n") == 1, printed
         assert not imported, f"torch was imported by {arguments}"
-
-
-def test_names_that_are_repeated_here_because_their_modules_import_torch():
-    assert tuple(RECIPES) == RECIPE_NAMES
 
 
 def test_image_options_become_a_transform():
