@@ -12,7 +12,7 @@ import torch
 
 from studies.bench.pictures import plot_detectors, plot_metrics
 from studies.bench.results import Row, detector_and_size, from_record
-from studies.pages import DOCS, write_page
+from studies.pages import DOCS, markdown_table, write_page
 
 RESULTS = DOCS / "performance.json"
 IMAGES = DOCS / "images" / "performance"
@@ -111,15 +111,12 @@ class Report:
 
     def summary(self) -> str:
         """How many targets each benchmark meets."""
-        lines = [
-            "| benchmark | comparisons | with a target | met | within noise | missed |",
-            "|---|---|---|---|---|---|",
-        ]
+        lines = []
         for name in self.parts:
             found = [row.met for row in self.rows(name)]
             counts = [len(found), len([met for met in found if met]), *map(found.count, ("yes", "noise", "no"))]
-            lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
-        return "\n".join(lines)
+            lines.append([name, *map(str, counts)])
+        return markdown_table(["benchmark", "comparisons", "with a target", "met", "within noise", "missed"], lines)
 
     def missed(self) -> str:
         """The rows beyond their target by more than the spread."""
@@ -138,13 +135,13 @@ def table(rows: Sequence[Row], sides: tuple[str, str] = SIDES) -> str:
     memory = any(row.memory is not None for row in rows)
     head = ["what", "against", "ratio", "range", "target", "met", *sides]
     head += ["peak MB"] if memory else []
-    lines = [_line(head), "|" + "---|" * len(head)]
+    lines = []
     for row in rows:
         what = f"{row.name} ({row.note})" if row.note else row.name
         cells = [what, row.against, _ratio(row), _spread(row), row.goal, row.met]
         cells += [_quantity(row.ours, row.unit), _quantity(row.other, row.unit)]
-        lines.append(_line(cells + (["" if row.memory is None else f"{row.memory:,.0f}"] if memory else [])))
-    return "\n".join(lines)
+        lines.append(cells + (["" if row.memory is None else f"{row.memory:,.0f}"] if memory else []))
+    return markdown_table(head, lines)
 
 
 def pivot(rows: Sequence[Row]) -> str:
@@ -156,11 +153,11 @@ def pivot(rows: Sequence[Row]) -> str:
         detector, size = detector_and_size(row)
         cells.setdefault(detector, {})[size] = row
     sizes = list(dict.fromkeys(size for found in cells.values() for size in found))
-    lines = [_line(["detector", "pytorch-ood's", *sizes]), "|" + "---|" * (2 + len(sizes))]
-    for detector, found in cells.items():
-        peer = next(iter(found.values())).against
-        lines.append(_line([f"`{detector}`", peer, *(_cell(found.get(size)) for size in sizes)]))
-    return "\n".join(lines)
+    lines = [
+        [f"`{detector}`", next(iter(found.values())).against, *(_cell(found.get(size)) for size in sizes)]
+        for detector, found in cells.items()
+    ]
+    return markdown_table(["detector", "pytorch-ood's", *sizes], lines)
 
 
 def _as_json(name: str, part: dict[str, Any]) -> str:
@@ -175,10 +172,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _cell(row: Row | None) -> str:
