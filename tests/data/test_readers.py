@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import random
 import struct
 import zipfile
 
@@ -458,21 +457,6 @@ def test_an_oversized_member_is_refused(tmp_path):
         list(ImageLoader(open_images(tmp_path / "t.zip"), PLAIN))
 
 
-def test_damaged_zips_are_read_or_refused_with_a_data_error(tree, tmp_path):
-    path, rng = write_zip(tree, tmp_path / "t.zip"), random.Random(0)
-    intact, refused = path.read_bytes(), 0
-    for _ in range(150):
-        content = bytearray(intact)
-        for _ in range(rng.choice([1, 4, 16])):
-            content[rng.randrange(len(content))] = rng.randrange(256)
-        path.write_bytes(content)
-        try:
-            list(ImageLoader(open_images(path), PLAIN, labels=False, workers=1))
-        except DataError:
-            refused += 1
-    assert refused > 50
-
-
 # Samples ----------------------------------------------------------------------------------------
 
 
@@ -506,6 +490,8 @@ def test_samples_are_reproducible_and_in_order(tmp_path):
         ("cifar-100-python/test", 916, 100),
         ("svhn/test_32x32.mat", 5000, 10),
         ("dtd/images", 1200, 10),
+        ("cifar10-jpeg.zip/train", 50_000, 10),
+        ("cifar10-jpeg.zip/test", 10_000, 10),
         ("places365/images", 3000, None),
         ("places_crop/images", 3000, None),
     ],
@@ -521,14 +507,3 @@ def test_the_real_sets_are_read_completely(data, part, rows, classes):
     batch = next(iter(ImageLoader(few, CIFAR, labels=False)))
     assert batch.shape == (5, 3, 32, 32)
     assert 0.1 < float(batch.std()) < 3
-
-
-@pytest.mark.realdata
-@pytest.mark.parametrize(("part", "rows"), [("train", 50_000), ("test", 10_000)])
-def test_the_real_zip_is_read_in_place(data, part, rows):
-    images = open_images(data / "cifar10-jpeg.zip" / part)
-    assert len(images) == rows
-    assert len(images.classes) == 10
-    assert np.bincount(images.labels).tolist() == [rows // 10] * 10
-    few, _ = next(iter(ImageLoader(images.sample(64), CIFAR)))
-    assert few.shape == (64, 3, 32, 32)

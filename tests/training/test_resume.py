@@ -1,12 +1,10 @@
 """Resuming: runs that were killed or ran out of disk space end with the same bits as uninterrupted ones."""
 
-import json
 import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.networks import one_thread  # noqa: F401
@@ -45,21 +43,14 @@ def check_resumed(uninterrupted, folder):
     assert states(folder) == states(uninterrupted)
 
 
-@pytest.mark.parametrize("file", ["state", "weights", "training"])
-def test_a_run_killed_while_writing_is_resumed(uninterrupted, tmp_path, file):
-    done = subprocess.run([sys.executable, WORKER, tmp_path, "kill", file], env=ENVIRONMENT, timeout=300, check=False)
+@pytest.mark.parametrize(
+    ("fault", "file"), [("kill", "state"), ("kill", "weights"), ("kill", "training"), ("untidy", "state")]
+)
+def test_a_killed_run_is_resumed(uninterrupted, tmp_path, fault, file):
+    done = subprocess.run([sys.executable, WORKER, tmp_path, fault, file], env=ENVIRONMENT, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert list(tmp_path.glob(f".{file}*")), "killed in the middle of writing"
+    assert list(tmp_path.glob(f".{file}*")) or len(states(tmp_path)) == 2, "killed while writing, or before the cleanup"
     load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
-    check_resumed(uninterrupted, tmp_path)
-
-
-def test_files_left_by_a_kill_before_the_cleanup_are_deleted_on_resuming(uninterrupted, tmp_path):
-    done = subprocess.run(
-        [sys.executable, WORKER, tmp_path, "untidy", "state"], env=ENVIRONMENT, timeout=300, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert len(states(tmp_path)) == 2
     check_resumed(uninterrupted, tmp_path)
 
 
@@ -125,31 +116,12 @@ def test_a_run_is_not_overwritten(uninterrupted):
     assert contents(uninterrupted) == before
 
 
-def flip_last_byte(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def change_loss(path):
-    record = json.loads(path.read_text())
-    record["metrics"][0]["loss"] = 0.0
-    path.write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("file", "damage", "message"),
-    [
-        ("state-*.safetensors", flip_last_byte, "altered or truncated"),
-        ("state-*.safetensors", Path.unlink, "does not exist; write it again"),
-        ("training.json", change_loss, "altered after it was written"),
-        ("training.json", lambda path: path.write_text("{"), "not readable JSON"),
-    ],
-    ids=["state altered", "state missing", "record altered", "record cut"],
-)
-def test_a_damaged_run_is_not_resumed(uninterrupted, tmp_path, file, damage, message):
+@pytest.mark.parametrize("file", ["state-*.safetensors", "training.json"])
+def test_a_damaged_run_is_not_resumed(uninterrupted, tmp_path, file):
     shutil.copytree(uninterrupted, tmp_path / "run")
     (path,) = (tmp_path / "run").glob(file)
-    damage(path)
-    with pytest.raises(FileError, match=message):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"altered|not readable JSON"):
         train(Stateful(), coloured(), out=tmp_path / "run", recipe=UNEVEN, seed=5, resume=True, **QUIET)
