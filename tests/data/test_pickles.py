@@ -91,6 +91,7 @@ TUPLES = b"\x80\x04K\x01" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
         pytest.param(b".", id="an empty stack"),
         pytest.param(b"\x80\x04u.", id="no mark"),
         pytest.param(b"\x80\x04}K\x01K\x02e.", id="appending to nothing"),
+        pytest.param(b"\x80\x04}K\x01a.", id="appending to a dict"),
     ],
 )
 def test_other_pickles_are_refused_in_one_line(tmp_path, content):

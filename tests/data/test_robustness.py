@@ -116,12 +116,13 @@ def test_names_as_other_programs_write_them_are_understood(tmp_path: Path, red_a
     assert open_images(unix).names == ["a\\b.png"]
 
 
-def test_names_in_utf_8_without_the_mark_are_understood(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
+def test_names_in_utf_8_with_or_without_the_mark_are_read(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
     path = write_members(tmp_path / "t.zip", [("XXXXX/1.png", red_and_blue[0]), ("ant/2.png", red_and_blue[1])])
     path.write_bytes(path.read_bytes().replace(b"XXXXX", "möwe".encode()))
     with zipfile.ZipFile(path) as archive:
         assert "möwe/1.png" not in archive.namelist(), "the name is marked as UTF-8"
-    assert open_images(path).classes == ("ant", "möwe")
+    marked = write_members(tmp_path / "m.zip", [("möwe/1.png", red_and_blue[0]), ("ant/2.png", red_and_blue[1])])
+    assert open_images(path).classes == open_images(marked).classes == ("ant", "möwe")
 
 
 # Images -----------------------------------------------------------------------------------------

@@ -166,36 +166,6 @@ def test_a_model_that_mixes_the_inputs_of_a_batch_is_refused():
 # One token of a sequence ------------------------------------------------------------------------
 
 
-class EveryToken(networks.Transformer):
-    """Classifies every token and returns the logits of one of them."""
-
-    def __init__(self, place):
-        super().__init__()
-        self.place = place
-
-    def hidden(self, images):
-        tokens = self.encoder(self.patch(images).flatten(2).transpose(1, 2))
-        return tokens[torch.arange(len(tokens)), self.places(images)]
-
-    def places(self, images):
-        return torch.full((len(images),), self.place) if self.place != "by input" else (images[:, 0, 0, 0] > 0).long()
-
-    def forward(self, images):
-        logits = self.head(self.encoder(self.patch(images).flatten(2).transpose(1, 2)))
-        return logits[torch.arange(len(logits)), self.places(images)]
-
-
-@pytest.mark.parametrize("place", [0, 2, 3, "by input"])
-def test_the_token_whose_logits_are_returned_is_the_embedding(place):
-    model = seeded(lambda: EveryToken(place))
-    assert located(model).one_token
-    features = extract(model, batched(ROWS, BATCH))
-    hidden, output = by_hand(model, pictures(ROWS))
-    torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(features.logits, output, rtol=1e-5, atol=1e-5)
-    assert torch.equal(features.head.weight, model.head.weight)
-
-
 def test_the_largest_logit_over_tokens_is_no_linear_head():
     class Largest(networks.Transformer):
         def forward(self, images):
@@ -244,27 +214,6 @@ def test_the_logits_are_found_among_several_outputs(form, make):
     with torch.no_grad():
         torch.testing.assert_close(features.logits, model.fc(hidden), rtol=1e-5, atol=1e-6)
     assert torch.equal(features.head.weight, model.fc.weight)
-
-
-@pytest.mark.parametrize("make", [networks.Headed, networks.LinearEmbedding])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_logits_and_a_projection_are_told_apart_only_by_name(swapped, make):
-    def both(model, embedding):
-        parts = model.fc(embedding), model.projection(embedding)
-        return parts[::-1] if swapped else parts
-
-    model = seeded(lambda: make(both))
-    names = "projection, fc" if swapped else "fc, projection"
-    with pytest.raises(HeadError, match=rf"several tensors, each the output of a linear layer \({names}\); pass head="):
-        extract(model, batched(ROWS, BATCH))
-    with pytest.raises(HeadError, match=r"2 tensors .* that could be its logits"):
-        extract(model, batched(ROWS, BATCH), head=False)
-    for name in ("fc", "projection"):
-        features = extract(model, batched(ROWS, BATCH), head=name)
-        layer = model.get_submodule(name)
-        assert torch.equal(features.head.weight, layer.weight)
-        with torch.no_grad():
-            torch.testing.assert_close(features.logits, layer(features.embedding), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [networks.Headed, networks.LinearEmbedding])

@@ -275,7 +275,6 @@ class Headed(Net):
     def __init__(self, answer: Callable[[Any, Tensor], Any], classes: int = CLASSES) -> None:
         super().__init__()
         self.fc = nn.Linear(WIDTH, classes)
-        self.projection = nn.Linear(WIDTH, 6)
         self.answer = answer
 
     def forward(self, images: Tensor) -> Any:
