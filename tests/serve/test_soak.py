@@ -14,6 +14,7 @@ from support.serving import BOUNDARY, JPEG, JSON, form, in_parallel, photo, serv
 pytestmark = pytest.mark.soak
 GROWTH = 16  # megabytes that the process may grow by after the first half
 CLIENTS = 4
+BUSY = 503  # what a slow machine may answer after --timeout
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def run_clients(server, requests, choose):
 
 def test_memory_stays_flat_under_full_load(server):
     found = run_clients(server, 1_600, lambda chosen, kinds: chosen.choice(kinds))
-    assert all(status in expected for (expected,), status, _ in found)
+    assert all(status in {*expected, BUSY} for (expected,), status, _ in found)
     memory = [each for *_, each in found]
     quarter = len(memory) // 4
     begin, end = statistics.median(memory[2 * quarter : 3 * quarter]), statistics.median(memory[-quarter:])
@@ -130,7 +131,7 @@ def test_random_bodies(server):
     before = server.memory()
     statuses = Counter(status for _, status, _ in run_clients(server, 4_000, random_body))
     print(f"{dict(statuses)}, memory from {before} to {server.memory()} MB")
-    assert not [status for status in statuses if status is None or status >= 500]
+    assert not [status for status in statuses if status is None or (status >= 500 and status != BUSY)]
     assert {200, 400, 415, 422} <= {*statuses}
     assert server.memory() - before < 64
     assert not server.other_lines
