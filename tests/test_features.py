@@ -123,7 +123,7 @@ def test_invalid_arguments_raise_with_the_fact(use, error, fact):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.float8_e4m3fn, torch.complex64, torch.bool])
 def test_other_types_than_floating_point_of_16_to_64_bits_are_refused(dtype):
     rows = torch.ones(3, WIDTH).to(dtype)
-    with pytest.raises(ShapeError, match=rf"^embedding must be a floating-point tensor .*, got {dtype} of shape"):
+    with pytest.raises(ShapeError, match=rf"^embedding must be a floating-point .*, got {dtype}"):
         Features(rows)
     with pytest.raises(ShapeError, match=rf"^a head's weight is of type {dtype}; convert it"):
         Head(rows)
@@ -131,7 +131,7 @@ def test_other_types_than_floating_point_of_16_to_64_bits_are_refused(dtype):
         Features(rand(3, WIDTH), labels=rows if dtype == torch.int8 else rows[:, 0])
     features = Features(rand(3, WIDTH))
     for use in (lambda: features.to(dtype=dtype), lambda: features.save("nowhere", dtype=dtype)):
-        with pytest.raises(ArgumentError, match=rf"^dtype={dtype} cannot hold features; choose one of torch.float32"):
+        with pytest.raises(ArgumentError, match=rf"^dtype={dtype} cannot hold features"):
             use()
 
 
@@ -167,9 +167,7 @@ def test_values_that_are_no_plain_numbers_are_refused_in_one_line(make, message)
 def test_labels_of_a_small_integer_type_are_compared_with_many_classes(dtype):
     labels = torch.tensor([0, 100, 7], dtype=dtype)
     assert torch.equal(Features(logits=rand(3, 1000), labels=labels).labels, labels)
-    with pytest.raises(
-        DataError, match=r"1 of 3 labels are not classes of this model \(0 to 99\), the first is 100 in row 1"
-    ):
+    with pytest.raises(DataError, match=r"1 of 3 labels .*\(0 to 99\), the first is 100 in row 1"):
         Features(logits=rand(3, 100), labels=labels)
 
 

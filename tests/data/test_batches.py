@@ -118,7 +118,7 @@ def test_a_position_outside_the_batch_is_refused(position):
 )
 @pytest.mark.parametrize("labels", [True, False])
 def test_tuples_that_could_be_read_in_two_ways_are_refused(forward, batch, labels):
-    with pytest.raises(DataError, match=r"gave 3 items, and Model\.forward takes 1 inputs or more; say .*labels=2"):
+    with pytest.raises(DataError, match=r"gave 3 items, and Model\.forward takes 1 .*labels=2"):
         read(forward, batch, labels)
 
 
@@ -167,28 +167,22 @@ def test_labels_may_be_under_another_key():
     check(read(forward_text, {**TOKENS, "target": Y, "labels": Y + 9}, "target"), (), TOKENS, Y)
     check(read(forward_text, ({**TOKENS, "target": Y},), "target"), (), TOKENS, Y)
     check(read(forward_any_names, {**TOKENS, "target": Y}, "target"), (), TOKENS, Y)
-    with pytest.raises(
-        ArgumentError, match="labels='targets' is not in the batch, which has input_ids, attention_mask, t"
-    ):
+    with pytest.raises(ArgumentError, match="labels='targets' is not in the batch"):
         read(forward_text, {**TOKENS, "target": Y}, "targets")
 
 
 def test_a_key_is_not_a_position_and_a_position_no_key():
     """Else the labels would silently be others than those asked for."""
-    with pytest.raises(
-        ArgumentError, match="labels='target' is a key, but the batch is a tuple of 2 items; give a posi"
-    ):
+    with pytest.raises(ArgumentError, match="labels='target' is a key, but the batch is a tuple"):
         read(forward_x, (X, Y), "target")
-    with pytest.raises(
-        ArgumentError, match=r"labels=1 is a position, but keys name the items of the batch, .*; give a k"
-    ):
+    with pytest.raises(ArgumentError, match="labels=1 is a position, but keys name the items"):
         read(forward_x, {"image": X, "labels": Y}, 1)
 
 
 @pytest.mark.parametrize("batch", [{"a": A, "b": B, "labels": Y}, {"labels": Y}, {}])
 def test_a_mapping_that_forward_does_not_take_is_refused(batch):
     names = ", ".join(name for name in batch if name != "labels") or "no inputs"
-    with pytest.raises(DataError, match=rf"gave {names}, none of which Model\.forward takes \(x\); rename the keys"):
+    with pytest.raises(DataError, match=rf"gave {names}, none of which Model\.forward takes \(x\)"):
         read(forward_x, batch)
 
 
@@ -206,7 +200,7 @@ def test_a_dataset_in_place_of_a_loader_is_refused_with_the_remedy():
     dataset = TensorDataset(X, Y)
     for wrong in (dataset, Subset(dataset, [0, 1])):
         name = type(wrong).__name__
-        with pytest.raises(DataError, match=rf"{name} is a Dataset, .*\.DataLoader\(dataset, batch_size=64\)"):
+        with pytest.raises(DataError, match=rf"{name} is a Dataset, .*\.DataLoader\(dataset"):
             list(BatchReader(model(forward_x)).read(wrong))
     loader = DataLoader(dataset, batch_size=3)
     assert [len(inputs) for inputs, _ in BatchReader(model(forward_x)).read(loader)] == [3, 1]

@@ -127,7 +127,7 @@ def test_a_member_that_lies_about_its_size_is_not_unpacked(tmp_path, method, mos
 def test_members_packed_with_bzip2_are_refused(tmp_path):
     """45 bytes of it can unpack to 45 million, whatever the size that is asked for."""
     images = open_images(write_lying_zip(tmp_path / "t.zip", zipfile.ZIP_BZIP2))
-    with pytest.raises(DataError, match=r"packed with an unusual method; pack it again with .* deflate"):
+    with pytest.raises(DataError, match="packed with an unusual method"):
         images.read(0)
 
 
@@ -141,7 +141,7 @@ def test_a_bomb_spread_over_many_members_is_refused(tmp_path):
     for found in re.finditer(rb"PK\x01\x02", content):  # as if each held 190 million bytes
         content[found.start() + 24 : found.start() + 28] = (190_000_000).to_bytes(4, "little")
     (tmp_path / "t.zip").write_bytes(content)
-    with pytest.raises(DataError, match=r"t\.zip has [\d,]+ bytes and would unpack to 1,330,000,000; no archive of"):
+    with pytest.raises(DataError, match=r"t\.zip has [\d,]+ bytes and would unpack to 1,330,000,000"):
         open_images(tmp_path / "t.zip")
 
 

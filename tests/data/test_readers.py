@@ -161,7 +161,7 @@ def test_files_of_unknown_formats_are_refused(tmp_path, content):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"test_batch is not a CIFAR batch \("):
         open_images(tmp_path / "test_batch")
-    with pytest.raises(DataError, match=r"thing is not an image set that oodles reads: a folder or \.zip"):
+    with pytest.raises(DataError, match="thing is not an image set that oodles reads"):
         open_images(tmp_path / "thing")
 
 
@@ -312,7 +312,7 @@ def test_a_palette_with_transparency_keeps_its_colours(tmp_path, suffix, opacity
 
 
 def test_16_bit_images_are_never_clipped(tmp_path):
-    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16\); convert it to 8 bits first"):
+    with pytest.raises(DataError, match=r"more than 8 bits per channel \(mode I;16\)"):
         open_image(write_16_bit_png(tmp_path / "grey.png", 0))
     deep = Image.fromarray(noise(4, 4).astype(np.uint16) * 256)
     for kind in ("TIFF", *(kind for kind in FORMATS if kind == "JPEG2000")):
@@ -417,9 +417,7 @@ def test_a_truncated_zip_is_refused(tree, tmp_path, keep):
     path = write_zip(tree, tmp_path / "t.zip")
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(
-        DataError, match=r"t\.zip is not a complete zip archive \(.+\); download or create it again"
-    ) as caught:
+    with pytest.raises(DataError, match=r"t\.zip is not a complete zip archive \(.+\)") as caught:
         open_images(path)
     assert "\n" not in str(caught.value)
 
@@ -434,9 +432,7 @@ def test_a_bad_member_is_named(tmp_path):
     whole = (tmp_path / "set" / "2.png").read_bytes()
     path.write_bytes(content.replace(whole, whole[:-20] + b"\x00" * 20))
     loader = ImageLoader(open_images(path), PLAIN)
-    with pytest.raises(
-        DataError, match=r"t\.zip: 3 of 6 images cannot be read \(2\.png: damaged or encrypted in t\.zip"
-    ):
+    with pytest.raises(DataError, match=r"3 of 6 images cannot be read \(2\.png: damaged"):
         list(loader)
     assert loader.bad[1:] == [
         "empty.png: empty file",

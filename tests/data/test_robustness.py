@@ -37,7 +37,7 @@ def test_a_folder_that_is_reached_twice_is_refused(tmp_path: Path) -> None:
         save_image(tmp_path / "set" / name)
     for link, target in (("cat/again", "set"), ("itself", "set"), ("cats", "set/cat"), ("cat/dogs", "set/dog")):
         (tmp_path / "set" / link).symlink_to(tmp_path / target)
-        with pytest.raises(DataError, match=r"set\S* are the same folder, so the same images come again; remove the"):
+        with pytest.raises(DataError, match=r"set\S* are the same folder"):
             open_images(tmp_path / "set")
         (tmp_path / "set" / link).unlink()
     assert open_images(tmp_path / "set").names == ["cat/a.png", "dog/b.png"]
@@ -96,7 +96,7 @@ def red_and_blue(tmp_path: Path) -> tuple[Path, Path]:
 def test_two_different_images_of_one_name_are_refused(tmp_path: Path, red_and_blue: tuple[Path, Path]) -> None:
     red, blue = red_and_blue
     path = write_members(tmp_path / "t.zip", [("a/1.png", red), ("b/2.png", red), ("a/1.png", blue)])
-    with pytest.raises(DataError, match=r"t\.zip holds two different images called a/1\.png; create it again with one"):
+    with pytest.raises(DataError, match=r"t\.zip holds two different images called a/1\.png"):
         open_images(path)
     assert open_images(path / "b").names == ["2.png"]
     same = write_members(tmp_path / "same.zip", [("a/1.png", red), ("b/2.png", red), ("a/1.png", red)])

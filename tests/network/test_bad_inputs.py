@@ -31,7 +31,7 @@ ROWS, BATCH = 20, 5
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.float8_e4m3fn, torch.complex64, torch.bool])
 def test_rows_are_kept_in_floating_point_only(dtype):
     model = seeded(networks.Net)
-    with pytest.raises(ArgumentError, match=rf"^dtype={dtype} cannot hold features; choose one of torch.float32, "):
+    with pytest.raises(ArgumentError, match=rf"^dtype={dtype} cannot hold features"):
         extract(model, batched(ROWS, BATCH), dtype=dtype)
     assert model.body.calls == 0
 
@@ -109,7 +109,7 @@ def test_an_extraction_that_a_bad_input_stopped_continues_with_marks(tmp_path, m
 
 def test_without_a_good_input_there_are_no_features(tmp_path):
     for store in (None, tmp_path / "s"):
-        with pytest.raises(DataError, match=r"^all 20 inputs give NaN or infinite values; check the model and"):
+        with pytest.raises(DataError, match=r"^all 20 inputs give NaN or infinite values"):
             extract(seeded(networks.Net), with_bad_rows(*range(ROWS)), on_bad="mark", store=store)
     with pytest.raises(ArgumentError, match=r"^on_bad='skip' must be one of 'raise', 'mark'$"):
         extract(seeded(networks.Net), batched(ROWS, BATCH), on_bad="skip")
@@ -118,7 +118,7 @@ def test_without_a_good_input_there_are_no_features(tmp_path):
 def test_a_row_too_large_for_float16_is_marked():
     batches = batched(ROWS, BATCH)
     batches[1][0][2] *= 1e6
-    with pytest.raises(DataError, match=r"values as float16, whose largest number is 65504, the first is input 7"):
+    with pytest.raises(DataError, match="float16, whose largest number is 65504, the first is input 7"):
         extract(seeded(networks.Net), batches, dtype=torch.float16)
     with pytest.warns(UserWarning, match="the first is input 7"):
         assert extract(seeded(networks.Net), batches, dtype=torch.float16, on_bad="mark").bad_rows == (7,)

@@ -159,7 +159,7 @@ def test_a_model_that_mixes_the_inputs_of_a_batch_is_refused():
             hidden = self.hidden(images)
             return self.fc(hidden - hidden.mean(dim=0))
 
-    with pytest.raises(HeadError, match=r"BatchStatistics mixes the inputs of a batch: .*batch_first=True"):
+    with pytest.raises(HeadError, match=r"mixes the inputs of a batch: .*batch_first=True"):
         located(seeded(BatchStatistics))
 
 

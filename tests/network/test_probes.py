@@ -69,7 +69,7 @@ def test_weights_that_are_not_finite_are_named(name, value):
     model = seeded(networks.Net)
     with torch.no_grad():
         model.state_dict()[name].view(-1)[0] = value
-    with pytest.raises(HeadError, match=rf"NaN or infinite logits .*; its weights {re.escape(name)} are not finite"):
+    with pytest.raises(HeadError, match=rf"its weights {re.escape(name)} are not finite"):
         extract(model, [pictures(4)])
 
 
@@ -83,7 +83,7 @@ def test_logits_that_are_not_finite_with_sound_weights_point_to_the_inputs():
             return self.fc(images.flatten(1).sqrt())
 
     assert extract(seeded(Roots), [pictures(4).abs()]).head is not None, "rows of the batch are used, as noise is NaN"
-    with pytest.raises(HeadError, match=r"Roots gives NaN or infinite logits .*; check its first inputs"):
+    with pytest.raises(HeadError, match=r"NaN or infinite logits .*; check its first inputs"):
         extract(seeded(Roots), [pictures(4)])
 
 

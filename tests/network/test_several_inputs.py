@@ -66,7 +66,7 @@ SEVERAL = (torch.arange(ROWS)[:, None] % torch.arange(2, 2 + CLASSES) == 0).floa
 def test_labels_of_several_classes_need_multilabel(tmp_path, store):
     model, inputs = seeded(Table), inputs_of(Table)
     loader = [{**inputs, "labels": SEVERAL}]
-    with pytest.raises(DataError, match=r"labels \(18, 5\) of zeros and ones; pass multilabel=True .*argmax"):
+    with pytest.raises(DataError, match=r"labels \(18, 5\) of zeros and ones; pass multilabel=True"):
         extract(model, loader, store=tmp_path / "a" if store else None)
     features = extract(model, loader, multilabel=True, store=tmp_path / "b" if store else None)
     assert features.multilabel
@@ -81,7 +81,7 @@ def test_a_mask_is_never_taken_for_labels(multilabel):
     """(ids, mask) are an input and labels by default, and a mask of zeros and ones looks like labels."""
     inputs = inputs_of(Text)
     batch = inputs["input_ids"], inputs["attention_mask"]
-    with pytest.raises(DataError, match=r"gave zeros and ones \(18, 6\) as labels, but the model has 5 classes"):
+    with pytest.raises(DataError, match=r"zeros and ones \(18, 6\) as labels, but .* has 5 classes"):
         extract(seeded(Text), [batch], multilabel=multilabel)
     features = extract(seeded(Text), [(batch, labels_of())])
     torch.testing.assert_close(features.logits, by_hand(seeded(Text), inputs)[1], rtol=1e-5, atol=1e-6)
@@ -106,7 +106,7 @@ def test_a_change_in_any_input_is_noticed(tmp_path, kind, name):
     extract(seeded(kind), batches, store=tmp_path / "s")
     other = copy.deepcopy(batches)
     other[1][name] = changed(other[1][name])
-    with pytest.raises(FileError, match=r"was extracted from other inputs, .* they differ at shard-00001"):
+    with pytest.raises(FileError, match=r"other inputs, .* they differ at shard-00001"):
         extract(seeded(kind), other, store=tmp_path / "s")
     same(extract(seeded(kind), batches, store=tmp_path / "s"), Features.load(tmp_path / "s"))
 

@@ -65,7 +65,7 @@ def test_vectors_are_maps_of_one_position():
     layers = kept(model, "fc", "fc:gram(1)")
     logits = layers["fc"].double()
     torch.testing.assert_close(layers["fc:gram(1)"].double(), logits * logits.sum(dim=1, keepdim=True))
-    with pytest.raises(HeadError, match=r"layer fc:rankfeat: its maps have one position, .* nothing is left"):
+    with pytest.raises(HeadError, match="layer fc:rankfeat: its maps have one position"):
         kept(model, "fc:rankfeat")
 
 

@@ -134,7 +134,7 @@ def test_records_have_limits_that_hold_for_writing_too(tmp_path):
         read_record(path, kind="thing", schema=1)
     with path.open("wb") as file:
         file.truncate(10**12)  # no disk has to hold it, and no memory either
-    with pytest.raises(FileError, match=r"1,000,000,000,000 bytes, more than the 16,777,216 that are read"):
+    with pytest.raises(FileError, match="1,000,000,000,000 bytes, more than the 16,777,216"):
         read_record(path, kind="thing", schema=1)
 
 
@@ -188,7 +188,7 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
             waited.append(time.monotonic())
 
     with locked(tmp_path / "new"):
-        with pytest.raises(FileError, match="new is being written by another process; wait until it has finished"):
+        with pytest.raises(FileError, match="new is being written by another process"):
             ThreadPoolExecutor(1).submit(lambda: locked(tmp_path / "new").__enter__()).result()
         thread = threading.Thread(target=second)
         thread.start()
