@@ -32,10 +32,10 @@ from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeE
 from oodles.explanation.explaining import Explanation, explain
 from oodles.features import Features
 from oodles.functional import label_probability
-from oodles.network.classes import class_names
 from oodles.network.extraction import extract
 from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName, Pass
+from oodles.network.outputs import class_names
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
 from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap

@@ -15,8 +15,8 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features
-from oodles.network.classes import class_names, folder_names
 from oodles.network.extraction import extract
+from oodles.network.outputs import class_names, folder_names
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

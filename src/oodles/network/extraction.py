@@ -1,6 +1,7 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
 import hashlib
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from oodles.columns import (
@@ -28,11 +31,10 @@ from oodles.data.transforms import Transform, preprocessing_record
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
-from oodles.network.classes import class_names, folder_names, label_map
 from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
+from oodles.network.outputs import class_names, folder_names, label_map
 from oodles.network.perturbation import run_with_steps
-from oodles.network.progress import Advance, progress_bar
 from oodles.network.storing import into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.records.files import Record
@@ -43,6 +45,8 @@ OnBad = Literal["raise", "mark"]
 """What to do about an input for which the network gives NaN or infinite values."""
 Request = tuple[Sequence[str], Sequence[Step]]
 """The inner layers and the input steps whose results are kept."""
+Advance = Callable[[int], None]
+"""Called after each batch with its number of inputs."""
 
 MORE = "passes"  # the folder beside a store for columns that were requested later
 AMP = (torch.bfloat16, torch.float16)
@@ -135,7 +139,7 @@ def extract(
             declared_multilabel=multilabel,
             on_first=on_first,
         )
-        with progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
+        with _progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
             if store is None:
                 return _warn_of_bad_rows(_in_memory(run, loader, advance))
             with processes.raise_together():
@@ -318,6 +322,24 @@ class Run:
             stacklevel=4,
         )
         return ()
+
+
+@contextmanager
+def _progress_bar(total: int | None, wanted: bool) -> Iterator[Advance]:
+    """Show a progress bar over ``total`` batches, if the output is a terminal."""
+    console = Console(stderr=True)
+    counts = TextColumn("{task.fields[inputs]:,} inputs {task.fields[rate]:,.0f} inputs/s")
+    columns = (TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn(), TimeRemainingColumn())
+    hidden = not (wanted and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        bar.add_task("extract", total=total, inputs=0, rate=0.0)
+        (task,) = bar.tasks
+
+        def advance(inputs: int) -> None:
+            done = task.fields["inputs"] + inputs
+            bar.update(task.id, advance=1, inputs=done, rate=done / (task.elapsed or math.inf))
+
+        yield advance
 
 
 def _in_memory(run: Run, loader: Iterable[Any], advance: Advance) -> Features:

@@ -14,9 +14,8 @@ from oodles.data.inputs import Inputs
 from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
-from oodles.network.classes import is_multilabel
 from oodles.network.head import is_head_for, locate_head
-from oodles.network.outputs import logits_of
+from oodles.network.outputs import is_multilabel, logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
 from oodles.network.taps import Tap, has_convolutions

@@ -21,13 +21,12 @@ from oodles.data.inputs import Inputs
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS
-from oodles.network.progress import Advance
 from oodles.records.files import Record
 from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 if TYPE_CHECKING:
-    from oodles.network.extraction import Run
+    from oodles.network.extraction import Advance, Run
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 ALL_INPUTS = (
@@ -94,7 +93,7 @@ def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
         raise
 
 
-def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: Advance, stamp: str | None) -> None:
+def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: "Advance", stamp: str | None) -> None:
     """Go through the loader once: batches already stored are compared by content, the others computed and appended."""
     writer, plan = sharing.writer, _Plan.of(loader, sharing)
     stored = list(plan.stored)

@@ -34,7 +34,7 @@ def fit_and_calibrate(
     held_out: Features | Callable[[Detector], Features]
     train, held_out = train.split() if calibration is None else (train, calibration)
     chosen = default_detector(train) if detector is None else detector
-    fitted = fit(chosen, train, processes or Processes())
+    fitted = chosen.fit(train) if processes is None else fit(chosen, train, processes)
     if callable(held_out):
         held_out = held_out(fitted)
     if not is_tuned(fitted):

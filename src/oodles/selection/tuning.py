@@ -14,8 +14,8 @@ from oodles.detectors.base import Detector
 from oodles.detectors.network_detector import NetworkDetector
 from oodles.errors import DataError, NotFittedError
 from oodles.features import Features
-from oodles.network.classes import folder_names
 from oodles.network.extraction import extract_each
+from oodles.network.outputs import folder_names
 from oodles.network.perturbation import FGSM_SIZE, channel_bounds, fgsm, movable
 from oodles.network.taps import unwrap
 
