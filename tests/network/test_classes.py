@@ -14,7 +14,6 @@ from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
-from oodles.features import Features
 from oodles.network.extraction import extract
 from oodles.network.outputs import class_names, folder_names
 
@@ -87,18 +86,6 @@ def test_names_of_a_single_logit_are_those_of_its_two_classes():
     model = seeded(lambda: networks.Headed(lambda m, h: m.fc(h), 1))
     with pytest.warns(UserWarning, match="single logit"):
         assert extract(model, [pictures(6)], classes=["no", "yes"]).class_names == ("no", "yes")
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_names_and_multilabel_are_kept_in_a_store(tmp_path, stored):
-    loader = [(pictures(10), torch.ones(10, CLASSES))]
-    store = tmp_path / "s" if stored else None
-    features = extract(seeded(networks.Net), loader, classes=NAMES, multilabel=True, store=store)
-    if not stored:
-        features.save(tmp_path / "s")
-    loaded = Features.load(tmp_path / "s")
-    assert (features.class_names, features.multilabel) == (NAMES, True)
-    assert (loaded.class_names, loaded.multilabel) == (NAMES, True)
 
 
 # Labels of class folders ------------------------------------------------------------------------
