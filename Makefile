@@ -78,7 +78,8 @@ $(VENV)/.with-%: $(VENV)/.installed
 
 $(VENV)/.with-browser: $(VENV)/.installed
 	$(INSTALL) '.[dev,browser,ray]'
-	{ command -v chromium && command -v chromedriver && command -v npm; } >/dev/null || { apt-get --quiet=2 update && \
-	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core npm; }
+	{ command -v chromium && command -v chromedriver; } >/dev/null || { apt-get --quiet=2 update && \
+	  apt-get --quiet=2 install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+	command -v npm >/dev/null || apt-get --quiet=2 install --yes --no-install-recommends npm
 	npm install --silent --no-save --no-package-lock --prefix $(VENV)/axe axe-core@4.14.0
 	touch $@

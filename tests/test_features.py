@@ -418,7 +418,7 @@ def test_numbers_too_large_for_the_type_they_are_saved_in_are_refused(tmp_path, 
     with pytest.raises(DataError, match=rf"{most}.*the first is row 1"):
         wide.save(tmp_path / "store", dtype=dtype)
     with pytest.raises(DataError, match="the first is row 1"):
-        wide.to(dtype=torch.float16)
+        wide.to(dtype=dtype)
     wide.save(tmp_path / "store", dtype=torch.float64)
 
 

@@ -241,12 +241,12 @@ def test_invalid_scores_are_refused_with_their_name(metric: Any, side: int, bad:
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
 def test_nan_and_infinity_are_counted(kind: Any) -> None:
-    with pytest.raises(DataError, match=r"ood_scores: 2 of 4 scores are NaN or .inf, the first at index 1"):
+    with pytest.raises(DataError, match=r"ood_scores: 2 of 4 scores .* first at index 1"):
         metrics.evaluate([1.0], kind([0.0, float("nan"), 1.0, float("inf")]))
 
 
 def test_infinity_alone_is_refused() -> None:
-    with pytest.raises(DataError, match=r"id_scores: 1 of 2 scores are NaN or .inf, the first at index 1"):
+    with pytest.raises(DataError, match=r"id_scores: 1 of 2 scores .* first at index 1"):
         metrics.evaluate([1.0, np.inf], [0.0])
 
 

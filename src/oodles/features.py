@@ -314,7 +314,7 @@ class Features:
         kinds = {name: None if name == "labels" else dtype for name in self._names}
         columns = {name: self._column(name).to(device=device, dtype=kind) for name, kind in kinds.items()}
         head = None if self.head is None else self.head.to(device, dtype)
-        if dtype in (torch.float16, torch.bfloat16):
+        if dtype not in (None, torch.float64):  # a narrower type may have made large values infinite
             check_columns(columns, None if head is None else head.shape)
         block = InMemory(len(self), columns)
         return Features._trusted([block], columns, replace(self._model, head=head), self._bad_rows)

@@ -242,7 +242,7 @@ def test_imagenet_lists_refer_to_two_folders(tmp_path):
     assert [one.open_sets(tmp_path)[part].labels.tolist() for part in ("train", "test")] == [[199], [199]]
     assert list(one.open_ood(tmp_path)) == ["ninco", "textures"]
     lists(tmp_path, {"test_imagenet200": ["imagenet_1k/a.png 200"]}, home)
-    with pytest.raises(DataError, match=r"test_imagenet200.txt, line 1: label 200 must lie between 0 and 199"):
+    with pytest.raises(DataError, match=r"line 1: label 200 must lie between 0 and 199"):
         one.open_sets(tmp_path)
 
 

@@ -79,5 +79,5 @@ def test_rows_become_a_dataframe():
 
 def test_without_pandas_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingPackageError, match=r"rows.to_dataframe\(\) needs pandas.* pip install 'oodles\[dataf"):
+    with pytest.raises(MissingPackageError, match=r"needs pandas.* pip install 'oodles\[dataf"):
         two_rows().to_dataframe()

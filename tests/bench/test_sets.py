@@ -96,7 +96,7 @@ def test_what_does_not_fit_together_is_refused(network, bitmaps):
 
 
 def test_detectors_whose_layers_the_network_does_not_have_are_left_out(network, bitmaps):
-    with pytest.warns(FitWarning, match=r"Smooth does not have their layers: mahalanobis\(layers=\('conv1',\)\)"):
+    with pytest.warns(FitWarning, match=r"Smooth does not have their layers: mahalanobis"):
         rows, _ = bench(network, bitmaps, specs=["msp", "mahalanobis(layers=('conv1',))"])
     assert {row.detector for row in rows} == {"msp"}
     with pytest.raises(DataError, match="RankFeat"):  # for its own reason: layers with a reduction are known too
@@ -217,7 +217,7 @@ def test_sets_are_loaded_from_their_store(features, tmp_path):
 
 
 def test_a_folder_that_is_not_an_experiment(features, tmp_path):
-    with pytest.raises(DataError, match="nowhere has no train; give a folder written by `oodles bench`"):
+    with pytest.raises(DataError, match="nowhere has no train"):
         load_sets(tmp_path / "nowhere")
     features["train"].save(tmp_path / "train")
     with pytest.raises(DataError, match="has no test"):

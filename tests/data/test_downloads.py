@@ -227,7 +227,7 @@ def link(name, target, kind=tarfile.SYMTYPE):
 )
 def test_hostile_and_broken_archives_leave_nothing_behind(server, tmp_path, content):
     data = tmp_path / "deep" / "data"
-    with pytest.raises(DataError, match=r"is not a safe and complete archive \(.+\); nothing was unpacked") as caught:
+    with pytest.raises(DataError, match=r"is not a safe and complete archive \(.+\)") as caught:
         fetch(offer(server, content), data)
     assert "\n" not in str(caught.value)
     assert entries(data) == []
@@ -246,7 +246,7 @@ def test_hostile_and_broken_archives_leave_nothing_behind(server, tmp_path, cont
 )
 def test_an_archive_that_grows_too_much_leaves_nothing_behind(server, tmp_path, monkeypatch, content):
     monkeypatch.setattr(downloads, "unpacked_limit", lambda packed: 8_000_000)
-    with pytest.raises(DataError, match=r"complete archive \(it unpacks to more than 8,000,000 bytes\); nothing was"):
+    with pytest.raises(DataError, match=r"it unpacks to more than 8,000,000 bytes"):
         fetch(offer(server, content()), tmp_path)
     assert entries(tmp_path) == []
 

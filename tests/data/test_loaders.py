@@ -63,9 +63,7 @@ def test_only_unreadable_images_are_skipped(mixed, batch):
 def test_nothing_readable_is_an_error_even_when_skipping(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.png").write_text("no")
-    with pytest.raises(
-        DataError, match=r"none of 2 images can be read \(a\.png: not an image .*; b\.png: not an image"
-    ):
+    with pytest.raises(DataError, match=r"none of 2 images can be read \(a\.png: .*; b\.png:"):
         list(ImageLoader(open_images(tmp_path), PLAIN, skip_bad=True))
 
 
@@ -187,7 +185,7 @@ def test_a_fingerprint_depends_on_pixels_labels_and_transform():
 
 def test_a_set_without_labels_is_refused(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"has no labels; put the images of each class in a folder of its own"):
+    with pytest.raises(DataError, match=r"has no labels"):
         read_pixels(open_images(tmp_path), PLAIN)
 
 
@@ -197,9 +195,7 @@ def test_more_images_than_fit_in_memory_are_refused_before_one_is_read():
 
     labels = np.arange(10_000) % 2
     images = ImageSet("huge", [str(row) for row in range(10_000)], opened, labels)
-    with pytest.raises(
-        DataError, match=r"huge: 10,000 images of 1000x1000 take 30 GB decoded, more than the limit of 16 GB"
-    ):
+    with pytest.raises(DataError, match=r"10,000 images of 1000x1000 take 30 GB decoded"):
         read_pixels(images, Transform(1000, 1000, CIFAR.mean, CIFAR.std))
 
 

@@ -119,9 +119,7 @@ def test_other_pickles_are_refused_in_one_line(tmp_path, content):
 def test_labels_are_a_list_of_classes(tmp_path, labels):
     path = tmp_path / "train"
     path.write_bytes(pickle.dumps({"data": noise(2, 3072), "fine_labels": labels()}, 2))
-    with pytest.raises(
-        DataError, match=r"train (is a pickle, but not a CIFAR batch|has labels from -?\d+ to \d+, and)"
-    ):
+    with pytest.raises(DataError, match=r"train (is a pickle, but not|has labels from -?\d+ to \d+)"):
         open_images(path)
 
 

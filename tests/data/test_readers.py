@@ -449,7 +449,7 @@ def test_an_oversized_member_is_refused(tmp_path):
     ):
         for _ in range(201):
             member.write(bytes(1_000_000))
-    with pytest.raises(DataError, match=r"bomb\.png: 201,000,000 bytes unpacked, more than 200,000,000"):
+    with pytest.raises(DataError, match=r"201,000,000 bytes unpacked, more than 200,000,000"):
         list(ImageLoader(open_images(tmp_path / "t.zip"), PLAIN))
 
 

@@ -201,7 +201,7 @@ def test_what_a_worker_could_not_do_is_one_line():
 def test_a_cluster_without_room_for_workers_and_reading_is_refused_at_once(photos):
     rows = distributed.from_paths(photos.iterdir())
     for workers in (distributed.Workers(3), distributed.Workers(2, cpus=1.5), distributed.Workers(cpus=2.5)):
-        with pytest.raises(ArgumentError, match=r"the cluster has 3 CPUs, too few for .* and one CPU for reading"):
+        with pytest.raises(ArgumentError, match=r"the cluster has 3 CPUs, too few for"):
             distributed.score(rows, lambda: None, workers=workers)
     with pytest.raises(ArgumentError, match="too few for a worker of 1 CPUs and 1 GPUs"):
         distributed.score(rows, lambda: None, workers=distributed.Workers(gpus=1))

@@ -265,9 +265,9 @@ def test_loaders_that_are_refused(store, tmp_path):
         run([(pictures(5), torch.zeros(4, dtype=torch.long))])
     with pytest.raises(DataError, match="some batches have labels and some do not"):
         run([batched(5, 5)[0], pictures(5)])
-    with pytest.raises(DataError, match=r"gave x, y, none of which Net\.forward takes \(images\); rename the keys"):
+    with pytest.raises(DataError, match=r"gave x, y, none of which Net\.forward takes \(images\)"):
         run([{"x": pictures(5), "y": 1}])
-    with pytest.raises(DataError, match=r"the loader gave item 0 \(str\) instead of a batch of tensors; give tensors"):
+    with pytest.raises(DataError, match=r"the loader gave item 0 \(str\)"):
         run(["cat.png"])
     with pytest.raises(DataError, match=r"1 of 5 labels are not classes.*the first is 5 in row 1"):
         run([(pictures(5), torch.tensor([0, CLASSES, 1, 2, 3]))])

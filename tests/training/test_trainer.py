@@ -329,7 +329,7 @@ def test_a_nan_loss_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
 
 
 def test_divergence_in_the_first_epoch_writes_nothing(tmp_path):
-    with pytest.raises(DataError, match=r"epoch 1, batch \d of 3: the loss is (nan|inf); nothing was written"):
+    with pytest.raises(DataError, match=r"epoch 1, batch \d of 3: the loss is (nan|inf)"):
         train(network(Tiny), coloured(), out=tmp_path / "run", recipe=replace(SHORT, learning_rate=1e38), **QUIET)
     assert empty(tmp_path / "run")
 
