@@ -42,7 +42,7 @@ WINDOW = 500
 RATE = 0.05  # of rejections, if it were known
 STREAMS, STEPS, EVERY, ERROR = 2_000, 5_000, 50_000, 0.1  # of the table of false alarms
 # of the table of delays: streams, inputs after the change and before it; the change is in the middle of a window
-DELAYED, LONGEST, QUIET = 200, 50_000, 750
+DELAYED, MAX_DELAY, QUIET = 200, 50_000, 750
 RULE = AlertRule()
 REAL_STREAMS, REAL_LENGTH, REAL_SIZES = 100, 4_000, (100, 1_000, 5_000)
 
@@ -63,7 +63,7 @@ def main(data: Path = DATA, store: Path = STORE) -> None:
         false_alarms=false_alarms(),
         bounds=bounds(),
         delayed=DELAYED,
-        longest=f"{LONGEST:,}",
+        longest=f"{MAX_DELAY:,}",
         quiet=QUIET,
         shift=f"{SHIFT:g}",
         rejected_ood=f"{ndtr(ndtri(RATE) + SHIFT):.0%}",
@@ -148,7 +148,7 @@ def delays() -> str:
                     bets[kind],
                     events,
                     streams=DELAYED,
-                    steps=QUIET + LONGEST,
+                    steps=QUIET + MAX_DELAY,
                     line=line,
                     minimum=minimum,
                     until_all=True,
@@ -171,9 +171,9 @@ def known_rates(contamination: float) -> str:
 
     after = float(np.mean(ranks_of(generator, 1_000_000, contamination) < RATE))
     limit = cusum_limit((RATE, after), RULE.false_alarm_every)
-    first = cusum(events(), (RATE, after), streams=DELAYED, steps=QUIET + LONGEST, limit=limit)
+    first = cusum(events(), (RATE, after), streams=DELAYED, steps=QUIET + MAX_DELAY, limit=limit)
     most = int(binom.isf(WINDOW / RULE.false_alarm_every, WINDOW, RATE))
-    windows = window_test(events(), streams=DELAYED, steps=QUIET + LONGEST, size=WINDOW, most=most)
+    windows = window_test(events(), streams=DELAYED, steps=QUIET + MAX_DELAY, size=WINDOW, most=most)
     return f"CUSUM {delay(first - QUIET)} | | windows {delay(windows - QUIET)}"
 
 

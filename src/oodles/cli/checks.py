@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from oodles.data.transforms import Transform
 
 MAX_BYTES = 10_000_000  # of a file with names of classes
-MOST, MAX_WORKERS, MAX_SEED = 10**9, 256, 2**31 - 1
+MAX_NUMBER, MAX_WORKERS, MAX_SEED = 10**9, 256, 2**31 - 1
 
 
 def image_options(size: int | None, resize: int | None, mean: str | None, std: str | None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _channels(name: str, text: str | None) -> tuple[float, float, float] | None:
     return red, green, blue
 
 
-def check_number(name: str, value: int | None, least: int = 1, most: int = MOST) -> None:
+def check_number(name: str, value: int | None, least: int = 1, most: int = MAX_NUMBER) -> None:
     """Raise if an option was given a whole number that is too small or too large."""
     if value is not None and value < least:
         raise ArgumentError(f"{name} {value} must be at least {least}")

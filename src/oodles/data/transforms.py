@@ -70,7 +70,7 @@ class Transform:
 
 
 def preprocessing_record(preprocessing: Transform | Mapping[str, Any] | None, loader: object = None) -> Any:
-    """Preprocessing as plain values: as given, or as the loader has it; None if nobody knows."""
+    """Preprocessing as plain values: as given, or as the loader has it; None if unknown."""
     given = getattr(loader, "transform", None) if preprocessing is None else preprocessing
     if given is None or isinstance(given, Mapping):
         return None if given is None else dict(given)

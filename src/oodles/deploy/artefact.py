@@ -1,7 +1,7 @@
 """An exported guard on disk: a folder or a .zip with a record, an ONNX graph and the detector's tensors.
 
 The record names the SHA-256 of the other two and carries one of its own. Everything is checked before it is used. A
-checksum finds accidents; whoever can alter a file can also compute its checksum, so open what you trust.
+checksum finds accidents; anyone who can alter a file can also compute its checksum, so open only what you trust.
 """
 
 import hashlib

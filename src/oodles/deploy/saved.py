@@ -29,7 +29,7 @@ class SavedGuard:
     """A guard that :meth:`oodles.Guard.save` wrote; see :func:`oodles.deploy.opening.open_guard`.
 
     It judges features by itself, and images with the model that it was saved for. ``transform`` says how images are
-    preprocessed; None if nobody knows. ``fitted`` is the detector.
+    preprocessed; None if unknown. ``fitted`` is the detector.
     """
 
     def __init__(

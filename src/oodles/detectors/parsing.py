@@ -17,8 +17,8 @@ from oodles.detectors.score_only import ScoreDetector
 from oodles.errors import ArgumentError
 from oodles.records.calls import Call, import_object, read_call, read_expression
 
-LARGEST = 1e38  # single precision ends a little above
-LONGEST, MAX_TERMS, MAX_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
+MAX_VALUE = 1e38  # single precision ends a little above
+MAX_LENGTH, MAX_TERMS, MAX_ITEMS = 4000, 32, 100  # characters of a text, stages of a chain, items of a list
 _PATH = re.compile(r"(^|\+)\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -75,8 +75,8 @@ def detector_list() -> list[Detector]:
 
 def _terms(text: str) -> list[tuple[str, type[Detector], list[Any], dict[str, Any]]]:
     """The terms of a chain: name, class, positional and named values."""
-    if len(text) > LONGEST:
-        raise ArgumentError(f"{text[:40]!r}... has {len(text):,} characters; a detector's text has at most {LONGEST:,}")
+    if len(text) > MAX_LENGTH:
+        raise ArgumentError(f"{text[:40]!r}... has {len(text):,} characters; a detector's text has at most {MAX_LENGTH:,}")
     paths: dict[str, tuple[str, str]] = {}
 
     def set_aside(match: re.Match[str]) -> str:
@@ -149,7 +149,7 @@ def _arguments(
         if isinstance(value, list | tuple | set | dict) and len(value) > MAX_ITEMS:
             raise ArgumentError(f"{name}({key}=...) is given {len(value):,} items; at most {MAX_ITEMS} are allowed")
         if not _fits(value, hint):
-            size = f" below {LARGEST:g}" if isinstance(value, int | float) and abs(value) >= LARGEST else ""
+            size = f" below {MAX_VALUE:g}" if isinstance(value, int | float) and abs(value) >= MAX_VALUE else ""
             raise ArgumentError(f"{name}({key}={shown(value)}): expected {_in_words(hint)}{size}")
     return arguments
 
@@ -162,7 +162,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, list | tuple) and all(_fits(each, inner[0]) for each in value)
     if hint in (int, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_VALUE
     return hint is Any or not inspect.isclass(hint) or isinstance(value, hint)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oodles.functional import Quantiles
 
-FEWEST = 1 << 14  # rows that there is space for from the beginning; the system gives memory when it is used
+MIN_ROWS = 1 << 14  # rows that there is space for from the beginning; the system gives memory when it is used
 
 
 class Statistic(Protocol):
@@ -271,7 +271,7 @@ class Joined:
             self._space = part.new_empty((0, *part.shape[1:]))
         needed = self._used + len(part)
         if needed > len(self._space):
-            longer = part.new_empty((max(needed, 2 * len(self._space), FEWEST), *part.shape[1:]))
+            longer = part.new_empty((max(needed, 2 * len(self._space), MIN_ROWS), *part.shape[1:]))
             longer[: self._used] = self.values()
             self._space = longer
         if len(part):

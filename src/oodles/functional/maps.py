@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ITERATIONS = 20
-SMALLEST = 1e-30  # no vector of numbers up to 1 that matters is shorter than this
+MIN_NORM = 1e-30  # no vector of numbers up to 1 that matters is shorter than this
 
 
 def without_first_component(maps: Tensor) -> Tensor:
@@ -61,4 +61,4 @@ def _divisor(maps: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return F.normalize(vectors, dim=1, eps=SMALLEST)
+    return F.normalize(vectors, dim=1, eps=MIN_NORM)
