@@ -20,7 +20,15 @@ import typer
 from support import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 from support.networks import one_thread  # noqa: F401
 from support.site import DOCS, Block, arguments, blocks, commands, pages
-from support.site_data import exported_names, feature_names, guard_names, library_names, vision_names, write_workspace
+from support.site_data import (
+    exported_names,
+    feature_names,
+    guard_names,
+    library_names,
+    saved_names,
+    vision_names,
+    write_workspace,
+)
 
 from oodles import cli
 from oodles.detectors import registry
@@ -41,6 +49,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 WITH_FILES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "monitoring": exported_names,
+    "scoring": saved_names,
     "use-on-your-model": library_names,
 }
 """What each page takes for granted, some of them in files."""
@@ -73,7 +82,7 @@ def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def prepare(page: str, folder: Path) -> None:
     """Files that a page's Python reads."""
-    if page in ("deploy", "export", "report"):
+    if page in ("deploy", "export", "report", "scoring"):
         write_workspace(folder)
     if page == "report":
         (folder / "results.csv").write_text(

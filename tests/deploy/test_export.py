@@ -236,7 +236,7 @@ def test_a_guard_that_was_loaded_is_tried_on_noise(guard, model, tmp_path):
 # Networks ----------------------------------------------------------------------------------------
 
 HEADS = [
-    *(networks.ReturnsObject, networks.ReturnsTuple, networks.ConvBeforePool, networks.MatmulAlone, networks.Addmm),
+    *(networks.ReturnsDict, networks.ConvBeforePool, networks.Matmul, networks.Addmm),
     *(networks.WeightNormed, networks.Scaled, networks.TwoHeads, networks.Softmax, networks.CosineSimilarity),
     *(networks.Transformer, networks.FunctionalTransformer, networks.Sigmoid),
 ]

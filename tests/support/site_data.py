@@ -106,6 +106,15 @@ def exported_names(folder: Path) -> dict[str, Any]:
     return given | {"verdict": exported(given["batch"].numpy())}
 
 
+def saved_names(folder: Path) -> dict[str, Any]:
+    """A model whose guard is saved in ``folder``."""
+    import oodles as ood
+
+    given = vision_names()
+    ood.Guard.fit(given["model"], given["train_loader"], detector="knn", preprocessing=TRANSFORM).save(folder / "guard")
+    return given
+
+
 def library_names(folder: Path) -> dict[str, Any]:
     """Models of several libraries saved in ``folder``, with inputs for each."""
     import timm

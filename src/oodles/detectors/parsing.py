@@ -76,7 +76,9 @@ def detector_list() -> list[Detector]:
 def _terms(text: str) -> list[tuple[str, type[Detector], list[Any], dict[str, Any]]]:
     """The terms of a chain: name, class, positional and named values."""
     if len(text) > MAX_LENGTH:
-        raise ArgumentError(f"{text[:40]!r}... has {len(text):,} characters; a detector's text has at most {MAX_LENGTH:,}")
+        raise ArgumentError(
+            f"{text[:40]!r}... has {len(text):,} characters, more than the {MAX_LENGTH:,} of a detector"
+        )
     paths: dict[str, tuple[str, str]] = {}
 
     def set_aside(match: re.Match[str]) -> str:
