@@ -276,7 +276,7 @@ def test_a_class_without_a_score_is_refused() -> None:
 
 
 LIMITS = {
-    "energy" + " " * 5_000: "has 5,006 characters; a detector's text has at most 4,000",
+    "energy" + " " * 5_000: "5,006 characters, more than the 4,000",
     "+".join(["react"] * 33): "is a chain of 33 stages; at most 32",
     f"rank_ensemble({['msp'] * 101})": r"rank_ensemble\(detectors=...\) is given 101 items; at most 100",
     f"gram(['a'], {[*range(101)]})": r"gram\(orders=...\) is given 101 items; at most 100",
