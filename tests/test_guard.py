@@ -239,11 +239,6 @@ def test_threads_may_share_a_guard_from_its_first_call():
 TRAIN, CALIBRATION = batched(120, 40), batched(60, 20, seed=9)
 
 
-def fitted_by_hand(features, held_out, id_rate):
-    detector = DICE(p=0.5).fit(features)
-    return detector, calibrate(detector.score(held_out), id_rate)
-
-
 @pytest.mark.parametrize("head", [None, "fc"])
 @pytest.mark.parametrize("calibration", [CALIBRATION, None], ids=["calibration images", "a fifth of the training rows"])
 def test_fit_equals_its_steps_by_hand(calibration, head):
@@ -253,8 +248,8 @@ def test_fit_equals_its_steps_by_hand(calibration, head):
     assert {**portrait(model), "training": before["training"]} == before
     features = extract(model, TRAIN)
     train, held_out = (features, extract(model, CALIBRATION)) if calibration else features.split()
-    detector, threshold = fitted_by_hand(train, held_out, 0.8)
-    assert guard.threshold == threshold
+    detector = DICE(p=0.5).fit(train)
+    assert guard.threshold == calibrate(detector.score(held_out), 0.8)
     assert torch.equal(guard.detector.weight_, detector.weight_)
     assert guard.head == head
     assert guard.model is model
@@ -343,14 +338,12 @@ def test_class_names_are_given_or_configured_and_kept_from_fit_to_load(tmp_path)
     assert Guard(model, guard.detector, guard.threshold).class_names == tuple("vwxyz")
     assert Guard.fit(model, TRAIN, detector="energy").class_names == tuple("vwxyz")
     assert Guard.load(tmp_path / "g", model).class_names == NAMES, "a saved guard keeps its own names"
-    for use in (lambda **names: Guard.fit(model, TRAIN, detector="energy", **names), unused(guard)):
+    for use in (
+        lambda: Guard.fit(model, TRAIN, detector="energy", classes=["a", "b"]),
+        lambda: Guard(model, guard.detector, guard.threshold, classes=["a", "b"])(pictures(3)),
+    ):
         with pytest.raises(ArgumentError, match="classes= has 2 names, but the model has 5 classes"):
-            use(classes=["a", "b"])
-
-
-def unused(guard):
-    """Make another guard of the same parts and call it."""
-    return lambda **options: Guard(guard.model, guard.detector, guard.threshold, **options)(pictures(3))
+            use()
 
 
 @pytest.mark.filterwarnings("ignore:.*returns probabilities")

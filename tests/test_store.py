@@ -252,14 +252,6 @@ def test_a_shard_that_is_not_a_safetensors_file_is_refused(tmp_path):
 # Manifests that do not match their files ----------------------------------------------------------
 
 
-def replace_shard(folder, columns, number=1):
-    """Write another shard and update its checksum, but not what the manifest says of its rows."""
-    shard = folder / f"shard-{number:05d}.safetensors"
-    save_file(columns, shard)
-    entry = {"bytes": shard.stat().st_size, "sha256": sha256(shard)}
-    rewrite(folder, lambda manifest: manifest["shards"][number].update(entry))
-
-
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
@@ -275,7 +267,10 @@ def replace_shard(folder, columns, number=1):
 )
 def test_a_shard_must_be_as_the_manifest_says(tmp_path, change, fact):
     write(tmp_path / "s")
-    replace_shard(tmp_path / "s", change({name: column - 100.5 for name, column in part(100).items()}))
+    shard = tmp_path / "s" / "shard-00001.safetensors"
+    save_file(change({name: column - 100.5 for name, column in part(100).items()}), shard)
+    entry = {"bytes": shard.stat().st_size, "sha256": sha256(shard)}
+    rewrite(tmp_path / "s", lambda manifest: manifest["shards"][1].update(entry))
     first, second = Store(tmp_path / "s").shards
     first.columns()
     with pytest.raises(FileError, match=rf"shard-00001.* is not a shard of this store \(.*{fact}.*; delete") as caught:
@@ -337,23 +332,17 @@ def test_a_complete_store_has_rows_and_a_name_for_each_class(tmp_path):
 # Interrupted writers --------------------------------------------------------------------------------
 
 
-def interrupt(monkeypatch, after):
-    """Let the process end, as if it were killed, when it writes the shard after these."""
-    append = Writer.append
+def test_an_interrupted_save_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr("oodles.features.SHARD_ELEMENTS", 30)
+    features, append = Features(torch.rand(40, 3), head=Head(torch.rand(2, 3))), Writer.append
 
     def stop(self, *given):
-        if len(self.shards) == after:
+        if len(self.shards) == 2:
             raise KeyboardInterrupt
         append(self, *given)
 
-    monkeypatch.setattr(Writer, "append", stop)
-
-
-def test_an_interrupted_save_can_be_repeated(tmp_path, monkeypatch):
-    monkeypatch.setattr("oodles.features.SHARD_ELEMENTS", 30)
-    features = Features(torch.rand(40, 3), head=Head(torch.rand(2, 3)))
     with monkeypatch.context() as patch:
-        interrupt(patch, after=2)
+        patch.setattr(Writer, "append", stop)
         with pytest.raises(KeyboardInterrupt):
             features.save(tmp_path / "s")
     with pytest.raises(FileError, match="unfinished"):

@@ -6,27 +6,18 @@ from oodles.data.arrays import MAX_PIXELS, read_array
 from oodles.errors import DataError
 
 
-def test_images_are_named_by_their_place(tmp_path):
-    pixels = noise(4, 5, 6, 3)
-    np.save(tmp_path / "a.npy", pixels)
-    images = read_array(tmp_path / "a.npy")
-    assert list(images.names) == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(4)]
-    assert images.names[1:3] == list(images.names)[1:3]
-    for row in range(4):
-        np.testing.assert_array_equal(np.asarray(images.read(row)), pixels[row])
-
-
-def test_one_image(tmp_path):
-    np.save(tmp_path / "a.npy", noise(5, 6, 3))
-    images = read_array(tmp_path / "a.npy")
-    assert list(images.names) == [f"{tmp_path / 'a.npy'}[0]"]
-    np.testing.assert_array_equal(np.asarray(images.read(0)), noise(5, 6, 3))
-
-
-def test_version_2_of_the_format(tmp_path):
+@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (5, 6, 3)], ids=["several", "one"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)], ids=str)
+def test_images_are_named_by_their_place(tmp_path, shape, version):
+    pixels = noise(*shape)
     with (tmp_path / "a.npy").open("wb") as file:
-        np.lib.format.write_array(file, noise(2, 5, 6, 3), version=(2, 0))
-    assert len(read_array(tmp_path / "a.npy")) == 2
+        np.lib.format.write_array(file, pixels, version=version)
+    images = read_array(tmp_path / "a.npy")
+    rows = pixels.reshape(-1, 5, 6, 3)
+    assert list(images.names) == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(len(rows))]
+    assert images.names[1:3] == list(images.names)[1:3]
+    for row, expected in enumerate(rows):
+        np.testing.assert_array_equal(np.asarray(images.read(row)), expected)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +49,8 @@ def test_objects_are_never_unpickled(tmp_path):
 
 
 def header(shape):
-    return (
-        b"\x93NUMPY\x01\x00v\x00"
-        + f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117)
-        + b"\n"
-    )
+    described = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}"
+    return b"\x93NUMPY\x01\x00v\x00" + described.encode().ljust(117) + b"\n"
 
 
 @pytest.mark.parametrize(

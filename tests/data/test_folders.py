@@ -80,10 +80,7 @@ def test_what_operating_systems_add_is_not_named(read_tree: Callable[..., ImageS
 
 
 def test_a_folder_of_other_files_says_what_it_holds(read_tree: Callable[..., ImageSet]) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"no images .*; found 5 \.heic \(0\.heic, \.\.\.\), notes\.txt",
-    ):
+    with pytest.raises(DataError, match=r"no images .*; found 5 \.heic \(0\.heic, \.\.\.\), notes\.txt"):
         read_tree(*(f"{number}.heic" for number in range(5)), "notes.txt")
 
 

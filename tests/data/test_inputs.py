@@ -24,10 +24,7 @@ def packed(lengths, *, seed=0, width=2, enforce_sorted=False):
 
 
 def test_the_model_is_called_with_the_arguments_as_they_are():
-    def model(*args, **kwargs):
-        return args, kwargs
-
-    args, kwargs = Inputs((IMAGES, None, 3), {"mask": IDS, "flag": True})(model)
+    args, kwargs = Inputs((IMAGES, None, 3), {"mask": IDS, "flag": True})(lambda *args, **kwargs: (args, kwargs))
     assert args[0] is IMAGES
     assert args[1:] == (None, 3)
     assert kwargs["mask"] is IDS
@@ -68,21 +65,12 @@ def test_a_call_without_rows_or_with_different_ones_is_refused(args, kwargs, mes
 
 @pytest.mark.parametrize(
     "value",
-    [
-        ["a", "b", "c", "d"],
-        ("a", "b", "c", "d"),
-        np.zeros(4),
-        (IMAGES, IMAGES),
-        [IMAGES],
-        {"inner": IMAGES},
-        [1, 2, 3, 4],
-    ],
+    [["a", "b", "c", "d"], tuple("abcd"), np.zeros(4), (IMAGES, IMAGES), [IMAGES], {"inner": IMAGES}, [1, 2, 3, 4]],
     ids=lambda value: type(value).__name__,
 )
 def test_what_may_have_rows_but_cannot_be_split_is_refused(value):
     """A list of four texts beside four images would go whole with every piece of the images."""
-    for inputs in ((IMAGES, value), {"pixels": IMAGES, "other": value}):
-        args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), inputs)
+    for args, kwargs in (((IMAGES, value), {}), ((), {"pixels": IMAGES, "other": value})):
         with pytest.raises(DataError, match=rf"is a {type(value).__name__}; give a tensor"):
             Inputs(args, kwargs)
 
@@ -105,11 +93,7 @@ def test_to_moves_tensors_and_leaves_the_rest():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=7),
-    data=st.data(),
-    seed=st.integers(0, 99),
-)
+@given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=7), data=st.data(), seed=st.integers(0, 99))
 def test_rows_are_taken_and_split_as_from_a_list_of_sequences(lengths, data, seed):
     sequence, rows = packed(lengths, seed=seed)
     count = len(rows)
@@ -141,9 +125,6 @@ def same_rows(inputs, rows, numbers):
         assert torch.equal(mine, theirs)
     assert torch.equal(inputs.kwargs["numbers"], numbers)
     assert inputs.kwargs.get("flag", "kept") == "kept"
-
-
-# Content ----------------------------------------------------------------------------------------
 
 
 def test_every_argument_with_rows_is_part_of_the_content():

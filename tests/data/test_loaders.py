@@ -1,7 +1,6 @@
 """Loaders: decoding in advance, unreadable images, and labelled sets decoded into memory."""
 
 import threading
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -38,9 +37,8 @@ def test_unreadable_images_are_counted_and_named(mixed, batch):
     loader = ImageLoader(mixed, PLAIN, batch_size=batch)
     with pytest.raises(DataError, match="mixed: 4 of 9 images cannot be read") as caught:
         list(loader)
-    assert Counter(name for name, _ in loader.skipped) == Counter(
-        ["bad_cut.jpg", "bad_deep.png", "bad_empty.png", "bad_text.png"]
-    )
+    names = sorted(name for name, _ in loader.skipped)
+    assert names == ["bad_cut.jpg", "bad_deep.png", "bad_empty.png", "bad_text.png"]
     assert ("bad_empty.png", "empty file") in loader.skipped
     assert loader.bad == [f"{name}: {problem}" for name, problem in loader.skipped]
     assert "bad_cut.jpg" in str(caught.value)
@@ -96,15 +94,6 @@ def test_class_names_are_the_folders_that_the_labels_number(tmp_path):
     assert ImageLoader(open_images(tmp_path / "flat"), PLAIN).class_names == ()
 
 
-def test_a_file_that_vanishes_is_named(tmp_path):
-    for name in "ab":
-        write_image(tmp_path / f"{name}.png")
-    images = open_images(tmp_path)
-    (tmp_path / "b.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 2 images cannot be read \(b\.png"):
-        list(ImageLoader(images, PLAIN))
-
-
 def test_labels_stay_with_their_images(tmp_path):
     for number in range(11):
         write_image(tmp_path / f"class{number % 3}" / f"{number:02}.png", seed=number)
@@ -141,24 +130,19 @@ def test_the_next_two_batches_are_decoded_in_advance(tmp_path):
 
 
 def test_pixels_equal_what_pillow_decodes(tmp_path):
-    rng = np.random.default_rng(0)
     expected = []
     for number in range(6):
-        image = Image.fromarray(rng.integers(0, 256, (11, 14, 3), np.uint8))
-        folder = tmp_path / "set" / ("cat", "dog")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        image.save(folder / f"{number}.png")
+        path = tmp_path / "set" / ("cat", "dog")[number // 3] / f"{number}.png"
+        image = Image.open(write_image(path, size=(14, 11), seed=number))
         small = image.resize((10, 8), Image.Resampling.BILINEAR).crop((2, 1, 8, 7))
-        expected.append((number % 2, np.asarray(small).transpose(2, 0, 1)))
-    data = read_pixels(open_images(tmp_path / "set"), Transform(6, 8, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)))
-    expected.sort(key=lambda pair: pair[0])
+        expected.append(np.asarray(small).transpose(2, 0, 1))
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    data = read_pixels(open_images(tmp_path / "set"), Transform(6, 8, mean, std))
     assert data.pixels.dtype == torch.uint8
-    assert np.array_equal(data.pixels.numpy(), np.stack([pixels for _, pixels in expected]))
+    assert np.array_equal(data.pixels.numpy(), np.stack(expected))
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert (data.name, data.classes, len(data)) == ("set", ("cat", "dog"), 6)
-    floats = (data.pixels.double() / 255 - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor(
-        [0.5, 0.6, 0.7]
-    ).view(3, 1, 1)
+    floats = (data.pixels.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(data.normalise(data.pixels).double(), floats, rtol=1e-5, atol=1e-5)
 
 
@@ -183,12 +167,6 @@ def test_a_fingerprint_depends_on_pixels_labels_and_transform():
     assert replace(data, name="elsewhere", pixels=strided).fingerprint() == data.fingerprint()
 
 
-def test_a_set_without_labels_is_refused(tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"has no labels"):
-        read_pixels(open_images(tmp_path), PLAIN)
-
-
 def test_more_images_than_fit_in_memory_are_refused_before_one_is_read():
     def opened(row):
         raise AssertionError(row)
@@ -199,11 +177,11 @@ def test_more_images_than_fit_in_memory_are_refused_before_one_is_read():
         read_pixels(images, Transform(1000, 1000, CIFAR.mean, CIFAR.std))
 
 
-def test_unreadable_images_raise_or_are_skipped(tmp_path):
+def test_images_that_vanish_raise_or_are_skipped(tmp_path):
     for name in ("cat/a.png", "cat/b.png", "dog/c.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8), "red").save(tmp_path / name)
-    (tmp_path / "cat" / "b.png").write_bytes(b"nothing")
+        write_image(tmp_path / name)
+    images = open_images(tmp_path)
+    (tmp_path / "cat" / "b.png").unlink()  # since it was listed
     with pytest.raises(DataError, match=r"1 of 3 images cannot be read \(cat/b\.png"):
-        read_pixels(open_images(tmp_path), PLAIN)
-    assert read_pixels(open_images(tmp_path), PLAIN, skip_bad=True).labels.tolist() == [0, 1]
+        read_pixels(images, PLAIN)
+    assert read_pixels(images, PLAIN, skip_bad=True).labels.tolist() == [0, 1]

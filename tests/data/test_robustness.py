@@ -4,28 +4,22 @@ import os
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import Image
+from support.images import noise, read_array, write_image
 
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
 from oodles.errors import DataError
 
-
-def save_image(path: Path, size: tuple[int, int] = (40, 40), colour: str = "red") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
-    return path
-
-
 # Folders ------------------------------------------------------------------------------------------
 
 
 def test_hidden_folders_are_not_classes_but_linked_ones_are(tmp_path: Path) -> None:
-    save_image(tmp_path / "set" / ".ipynb_checkpoints" / "a.png")
-    save_image(tmp_path / "set" / "cat" / "b.png")
-    save_image(tmp_path / "elsewhere" / "c.png")
+    write_image(tmp_path / "set" / ".ipynb_checkpoints" / "a.png")
+    write_image(tmp_path / "set" / "cat" / "b.png")
+    write_image(tmp_path / "elsewhere" / "c.png")
     (tmp_path / "set" / "dog").symlink_to(tmp_path / "elsewhere")
     images = open_images(tmp_path / "set")
     assert images.classes == ("cat", "dog")
@@ -34,7 +28,7 @@ def test_hidden_folders_are_not_classes_but_linked_ones_are(tmp_path: Path) -> N
 
 def test_a_folder_that_is_reached_twice_is_refused(tmp_path: Path) -> None:
     for name in ("cat/a.png", "dog/b.png"):
-        save_image(tmp_path / "set" / name)
+        write_image(tmp_path / "set" / name)
     for link, target in (("cat/again", "set"), ("itself", "set"), ("cats", "set/cat"), ("cat/dogs", "set/dog")):
         (tmp_path / "set" / link).symlink_to(tmp_path / target)
         with pytest.raises(DataError, match=r"set\S* are the same folder"):
@@ -49,7 +43,7 @@ def test_links_that_double_the_folders_at_every_level_are_refused(tmp_path: Path
         here.mkdir()
         (here / "b").symlink_to("a")
         here /= "a"
-    save_image(here / "x.png")
+    write_image(here / "x.png")
     with pytest.raises(DataError, match="are the same folder"):
         open_images(tmp_path / "set")
 
@@ -57,12 +51,12 @@ def test_links_that_double_the_folders_at_every_level_are_refused(tmp_path: Path
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     folder = tmp_path / "set"
-    save_image(folder / "good.png")
+    write_image(folder / "good.png")
     os.mkfifo(folder / "pipe.png")
     (folder / "zero.png").symlink_to("/dev/zero")
     (folder / "loop.png").symlink_to("loop.png")
     (folder / "folder.png").mkdir()
-    save_image(folder / "folder.png" / "inside.png")
+    write_image(folder / "folder.png" / "inside.png")
     loader = ImageLoader(open_images(folder), CIFAR, labels=False, skip_bad=True)
     list(loader)
     assert loader.names == ["folder.png/inside.png", "good.png"]
@@ -89,7 +83,7 @@ def write_members(path: Path, members: list[tuple[str, Path]], system: int = 3) 
 
 @pytest.fixture
 def red_and_blue(tmp_path: Path) -> tuple[Path, Path]:
-    return save_image(tmp_path / "red.png"), save_image(tmp_path / "blue.png", colour="blue")
+    return write_image(tmp_path / "red.png"), write_image(tmp_path / "blue.png", seed=1)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -111,7 +105,7 @@ def test_names_as_other_programs_write_them_are_understood(tmp_path: Path, red_a
         images = open_images(path / "set")
         assert images.names == ["cat/1.png", "dog/2.png"]
         assert images.classes == ("cat", "dog")
-        assert images.read(1).getpixel((0, 0)) == (0, 0, 255)
+        assert np.array_equal(read_array(images, 1), noise(8, 8, 3, seed=1))
     unix = write_members(tmp_path / "u.zip", [("a\\b.png", red)])
     assert open_images(unix).names == ["a\\b.png"]
 
@@ -125,11 +119,8 @@ def test_names_in_utf_8_with_or_without_the_mark_are_read(tmp_path: Path, red_an
     assert open_images(path).classes == open_images(marked).classes == ("ant", "möwe")
 
 
-# Images -----------------------------------------------------------------------------------------
-
-
 def test_an_image_too_thin_to_resize_is_reported_and_not_resized(tmp_path: Path) -> None:
-    save_image(tmp_path / "thin.png", (1, 60_000))
+    write_image(tmp_path / "thin.png", size=(1, 60_000))
     loader = ImageLoader(open_images(tmp_path), CIFAR)
     with pytest.raises(DataError, match=r"thin\.png: 1 x 60000 pixels would become"):
         list(loader)

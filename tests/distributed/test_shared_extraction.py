@@ -4,9 +4,8 @@ import json
 import re
 
 import pytest
-import torch
 from support.images import write_image
-from support.networks import Net, batched, one_thread, seeded  # noqa: F401
+from support.networks import Net, batched, interrupted, one_thread, seeded  # noqa: F401
 from support.processes import extract_all, extract_slowly, fail_early, launch, refuse_all, spoiled
 from support.snapshots import same
 
@@ -53,8 +52,6 @@ def test_any_number_of_processes_gives_the_same_bits(alone, shared, name):
     assert several.embedding.dtype == one.embedding.dtype
     assert several.bad_rows == one.bad_rows
     assert several.class_names == one.class_names
-    for layer, activation in one.layers.items():
-        assert torch.equal(several.layers[layer], activation)
     manifests = [json.loads((folder / name / "manifest.json").read_text()) for folder in (alone, shared[0])]
     assert manifests[0]["about"] == manifests[1]["about"]
     assert sorted(path.name for path in (shared[0] / name).iterdir() if not path.name.startswith(".")) == sorted(
@@ -132,13 +129,8 @@ def test_a_killed_process_leaves_a_store_that_any_number_completes(tmp_path, the
 def test_a_store_that_one_process_began_is_continued_by_several(tmp_path, monkeypatch):
     monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
     batches = batched(40, 4)
-
-    def interrupted():
-        yield from batches[:3]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        extract(seeded(Net), interrupted(), store=tmp_path / "s")
+        extract(seeded(Net), interrupted(batches[:3]), store=tmp_path / "s")
     outcomes = launch(2, extract_slowly, tmp_path / "s", None)
     assert [outcome.value for outcome in outcomes] == [40, 40]
     same(Features.load(tmp_path / "s"), extract(seeded(Net), batches))

@@ -21,9 +21,9 @@ from oodles.network.taps import eval_mode
 ROWS, BATCH = 20, 7
 
 
-def located(model, inputs=None, head=None):
+def located(model, inputs=None):
     with eval_mode(model):
-        return locate_head(model, Inputs((pictures(6) if inputs is None else inputs,)), head)
+        return locate_head(model, Inputs((pictures(6) if inputs is None else inputs,)), None)
 
 
 def by_hand(model, images):
@@ -87,9 +87,6 @@ def test_a_head_divided_by_norms_is_not_guessed_from_one_repeated_input():
     assert located(model, tokens).normalised == ""
     with pytest.raises(HeadError, match="no linear operation produces the logits"):
         located(model, torch.zeros(1, 6, dtype=torch.long))
-
-
-# Low-rank updates -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0.5, 8.0, -2.0])
@@ -161,9 +158,6 @@ def test_a_model_that_mixes_the_inputs_of_a_batch_is_refused():
 
     with pytest.raises(HeadError, match=r"mixes the inputs of a batch: .*batch_first=True"):
         located(seeded(BatchStatistics))
-
-
-# One token of a sequence ------------------------------------------------------------------------
 
 
 def test_the_largest_logit_over_tokens_is_no_linear_head():
@@ -243,9 +237,6 @@ def test_a_layer_that_runs_twice_is_the_head_in_the_run_that_gives_the_logits(re
     hidden, output = by_hand(model, pictures(ROWS))
     torch.testing.assert_close(features.embedding, hidden.flip(1) if returned else hidden, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(features.logits, output, rtol=1e-5, atol=1e-6)
-
-
-# Sigmoids ---------------------------------------------------------------------------------------
 
 
 def test_a_single_sigmoid_is_two_exclusive_classes():

@@ -1,18 +1,17 @@
 """Names of classes: where they come from, and labels of class folders as numbers of the model's classes."""
 
+import itertools
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support import networks
+from support.images import PLAIN, write_image
 from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
-from oodles.data.transforms import Transform
 from oodles.errors import ArgumentError, DataError
 from oodles.network.extraction import extract
 from oodles.network.outputs import class_names, folder_names
@@ -28,18 +27,11 @@ def configured(names=None, **settings):
     return model
 
 
-def folders(root, names, *, each=3):
-    """Class folders with images as a loader."""
-    generator = np.random.default_rng(0)
-    for name in names:
-        (root / name).mkdir(parents=True)
-        for number in range(each):
-            pixels = generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.png")
-    return ImageLoader(open_images(str(root)), Transform(8, 8, (0.5,) * 3, (0.25,) * 3), batch_size=4)
-
-
-# Where names come from --------------------------------------------------------------------------
+def folders(root, names):
+    """Class folders with three images each as a loader."""
+    for name, number in itertools.product(names, range(3)):
+        write_image(root / name / f"{number}.png", seed=number)
+    return ImageLoader(open_images(str(root)), PLAIN, batch_size=4)
 
 
 def test_names_are_those_given_else_the_configurations_else_the_folders(tmp_path):
@@ -117,9 +109,6 @@ def test_fewer_folders_than_classes_without_names_are_reported(tmp_path):
         features = extract(seeded(networks.Net), loader)
     assert features.class_names == ()
     assert extract(seeded(networks.Net), loader, labels=False).class_names == ()
-
-
-# Several classes per input ----------------------------------------------------------------------
 
 
 def test_a_model_may_say_that_it_is_multi_label():

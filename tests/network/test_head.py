@@ -28,9 +28,9 @@ def by_hand(model, images):
         return model.hidden(images), logits_of(model(images), 0)
 
 
-def located(model, images=None, head=None):
+def located(model):
     with eval_mode(model):
-        return locate_head(model, Inputs((pictures(6) if images is None else images,)), head)
+        return locate_head(model, Inputs((pictures(6),)), None)
 
 
 def plain(name):
@@ -173,7 +173,7 @@ class TwoCandidates(networks.Net):
         return self.last(super().forward(images))
 
 
-def test_head_names_the_module_to_use():
+def test_head_names_the_module_to_use_which_must_exist():
     model = seeded(TwoCandidates)
     found = extract(model, batched(ROWS, BATCH))
     named = extract(model, batched(ROWS, BATCH), head="fc")
@@ -181,11 +181,8 @@ def test_head_names_the_module_to_use():
     assert torch.equal(named.head.weight, model.fc.weight)
     torch.testing.assert_close(named.embedding, by_hand(model, pictures(ROWS))[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(named.logits, found.logits)
-
-
-def test_the_named_head_must_exist():
-    with pytest.raises(ArgumentError, match=r"head='fcc' is not a module of Net"):
-        extract(seeded(networks.Net), batched(ROWS, BATCH), head="fcc")
+    with pytest.raises(ArgumentError, match=r"head='fcc' is not a module of TwoCandidates"):
+        extract(model, batched(ROWS, BATCH), head="fcc")
 
 
 # Wrappers, devices and dtypes -----------------------------------------------------------------------

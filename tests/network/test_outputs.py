@@ -64,10 +64,7 @@ class Returns(networks.ConvAfterPool):
         (lambda logits, maps: logits[:, 0], r"float32 \(4,\), one number per input: if it is a logit, .*\[:, None\]"),
         (lambda logits, maps: maps.flatten(2), r"float32 \(4, 5, 9\), one prediction per token: .*or their mean"),
         (lambda logits, maps: maps, r"float32 \(4, 5, 3, 3\), one prediction per pixel, as in segmentation: .*mean\("),
-        (
-            lambda logits, maps: {"out": maps, "aux": maps},
-            r"float32 \(4, 5, 3, 3\), one prediction per pixel, as",
-        ),
+        (lambda logits, maps: {"out": maps, "aux": maps}, r"float32 \(4, 5, 3, 3\), one prediction per pixel, as"),
         (lambda logits, maps: SimpleNamespace(logits=maps), r"float32 \(4, 5, 3, 3\), one prediction per pixel"),
     ],
 )

@@ -28,12 +28,10 @@ from oodles.steps import Step
 
 def case(kind):
     """A model, the input step of a detector, the reference for its objective, and options for ``perturb``."""
-    if kind == "odin":
-        model = smooth()
-        return model, ODIN(epsilon=0.1).step(0.1), slow.doubt(plain(model), 1000.0), {}
-    if kind == "odin at 1":
-        model = smooth()
-        return model, ODIN(temperature=1.0, epsilon=0.1).step(0.1), slow.doubt(plain(model), 1.0), {}
+    if kind in ("odin", "odin at 1"):
+        model, temperature = smooth(), {} if kind == "odin" else {"temperature": 1.0}
+        twin = slow.doubt(plain(model), temperature.get("temperature", 1000.0))
+        return model, ODIN(epsilon=0.1, **temperature).step(0.1), twin, {}
     if kind == "godin":
         model = deconf()
         twin = slow.remoteness(plain(model, "layer.fc.cosine"))
@@ -289,13 +287,6 @@ def test_without_steps_there_is_no_backward_pass():
         columns = run_with_steps(ForwardPass(model, False), Inputs((small(6),)), []).columns
     assert list(columns) == ["logits"]
     assert (model.forwards, model.backwards) == ([6], [])
-
-
-# Stores -----------------------------------------------------------------------------------------
-
-
-def loader_of(rows=12, batch=4):
-    return list(zip(small(rows).split(batch), classes_of(rows).split(batch), strict=True))
 
 
 def test_a_store_with_other_steps_is_refused(tmp_path):

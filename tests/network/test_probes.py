@@ -17,14 +17,6 @@ from oodles.network.taps import eval_mode
 FLAT = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
 
 
-class TwoInputs(nn.Module):
-    def forward(self, images, numbers):
-        return torch.cat([images.flatten(1), numbers], dim=1)
-
-
-BYTES = pictures(4).mul(99).to(torch.uint8)
-
-
 @pytest.mark.parametrize(
     ("model", "batch", "said"),
     [
@@ -32,9 +24,9 @@ BYTES = pictures(4).mul(99).to(torch.uint8)
         (FLAT, pictures(4), "(4x192 and 48x5)); are these the inputs it was trained on?"),
         (networks.Net().double(), pictures(4), "its weights are torch.float64; convert the inputs or"),
         (networks.Net(), pictures(4).double(), "its weights are torch.float32; convert the inputs or"),
-        (networks.Net(), BYTES, "if it takes images, convert them to floating point"),
+        (networks.Net(), pictures(4).mul(99).to(torch.uint8), "if it takes images, convert them to floating point"),
         (FLAT, torch.ones(4, 48, dtype=torch.uint8), "if it takes images, convert them to floating point"),
-        (TwoInputs(), pictures(4), "required positional argument: 'numbers'); give the batches that its forward takes"),
+        (nn.Bilinear(4, 4, 2), pictures(4), "positional argument: 'input2'); give the batches that its forward takes"),
         (
             nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, CLASSES)),
             torch.tensor([[1, 2, 9]]),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.networks import one_thread  # noqa: F401
+from support.networks import interrupted, one_thread  # noqa: F401
 from support.smooth import classes_of, small, smooth
 from support.snapshots import same
 
@@ -103,15 +103,9 @@ def test_another_model_or_other_inputs_are_refused_also_for_what_was_added(model
 
 def test_an_unfinished_store_is_continued_by_what_began_it_and_left_alone_by_others(model, store, monkeypatch):
     monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
-    batches = loader_of(3 * ROWS)
-
-    def interrupted():
-        yield from batches[:2]
-        raise KeyboardInterrupt
-
-    wanted = (["first"], SMALL)
+    batches, wanted = loader_of(3 * ROWS), (["first"], SMALL)
     with pytest.raises(KeyboardInterrupt):
-        run(model, [wanted], store, interrupted())
+        run(model, [wanted], store, interrupted(batches[:2]))
     passes(model)
     (other,) = run(model, [(["second"], ())], store, batches)
     assert passes(model) == [3, 0]

@@ -9,6 +9,7 @@ from support.networks import CLASSES, one_thread, seeded  # noqa: F401
 from support.several_inputs import BATCH, ROWS, KeywordOnly, Sequences, Table, Text, batches_of, inputs_of, labels_of
 from support.snapshots import same
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from oodles.calibration import calibrate
@@ -31,15 +32,6 @@ KINDS = [Text, Table, KeywordOnly, Sequences]
 def by_hand(model, inputs):
     with eval_mode(model):
         return model.hidden(**inputs), logits_of(model(**inputs))
-
-
-@pytest.fixture
-def tiny_shards(monkeypatch):
-    """One shard per batch of the loader."""
-    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)
-
-
-# Features ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,9 +91,9 @@ def changed(value):
     return other
 
 
-@pytest.mark.usefixtures("tiny_shards")
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in inputs_of(kind)])
-def test_a_change_in_any_input_is_noticed(tmp_path, kind, name):
+def test_a_change_in_any_input_is_noticed(tmp_path, monkeypatch, kind, name):
+    monkeypatch.setattr(storing, "SHARD_ELEMENTS", 1)  # one shard per batch
     batches = batches_of(inputs_of(kind))
     extract(seeded(kind), batches, store=tmp_path / "s")
     other = copy.deepcopy(batches)
@@ -114,10 +106,9 @@ def test_a_change_in_any_input_is_noticed(tmp_path, kind, name):
 def test_names_and_multilabel_of_another_extraction_are_refused(tmp_path):
     model, batches = seeded(Text), batches_of(inputs_of(Text))
     extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=False)
-    with pytest.raises(FileError, match="another classes"):
-        extract(model, batches, store=tmp_path / "s", classes=list("vwxyz"), multilabel=False)
-    with pytest.raises(FileError, match="another multilabel"):
-        extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=True)
+    for name, classes, multilabel in (("classes", "vwxyz", False), ("multilabel", "abcde", True)):
+        with pytest.raises(FileError, match=f"another {name}"):
+            extract(model, batches, store=tmp_path / "s", classes=list(classes), multilabel=multilabel)
     again = extract(model, batches, store=tmp_path / "s", classes=list("abcde"), multilabel=False)
     assert (again.class_names, again.multilabel) == (tuple("abcde"), False)
 
@@ -146,9 +137,7 @@ FORMS = {
     "plain": lambda head, h: head(h),
     "scaled": lambda head, h: head(h) / 1.5,
     "a product and an offset": lambda head, h: h @ head.weight.T + head.bias,
-    "cosine": lambda head, h: (
-        10 * nn.functional.linear(nn.functional.normalize(h), nn.functional.normalize(head.weight))
-    ),
+    "cosine": lambda head, h: 10 * F.linear(F.normalize(h), F.normalize(head.weight)),
     "cosine, divided": lambda head, h: h @ head.weight.T / h.norm(dim=1, keepdim=True),
 }
 
@@ -186,7 +175,7 @@ def test_adversarial_copies_are_made_with_every_input_of_the_model():
     call = Inputs((), inputs)
     moved = fgsm(model, inputs["numbers"], labels, inputs=call)
     numbers = inputs["numbers"].clone().requires_grad_()
-    loss = nn.functional.cross_entropy(model(numbers, inputs["categories"]), labels, reduction="sum")
+    loss = F.cross_entropy(model(numbers, inputs["categories"]), labels, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, numbers)
     low, high = inputs["numbers"].amin(dim=0), inputs["numbers"].amax(dim=0)
     want = torch.maximum(torch.minimum(inputs["numbers"] + 0.05 * gradient.sign(), high), low)
@@ -223,7 +212,7 @@ def test_an_input_step_moves_the_floating_point_input_only():
     numbers = inputs["numbers"].clone().requires_grad_()
     model.eval()
     logits = model(numbers, inputs["categories"])
-    loss = nn.functional.cross_entropy(logits / 2, logits.argmax(dim=1), reduction="sum")
+    loss = F.cross_entropy(logits / 2, logits.argmax(dim=1), reduction="sum")
     (gradient,) = torch.autograd.grad(loss, numbers)
     with torch.no_grad():
         moved = model(inputs["numbers"] - 0.05 * gradient.sign(), inputs["categories"])

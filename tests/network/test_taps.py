@@ -24,15 +24,12 @@ def kept(model, *layers, rows=ROWS):
     return extract(model, [pictures(rows)], layers=layers, labels=False).layers
 
 
-def maps_of(model, images=None):
-    with eval_mode(model):
-        return model.body(pictures(ROWS) if images is None else images).flatten(2).double().numpy()
-
-
 def test_a_layer_is_kept_in_several_ways_at_once():
     model = seeded(networks.Net)
     names = ("body", "body:rankfeat", "body:gram(3)", "body:relu+gram(1)")
-    layers, maps = kept(model, *names), maps_of(model)
+    layers = kept(model, *names)
+    with eval_mode(model):
+        maps = model.body(pictures(ROWS)).flatten(2).double().numpy()
     assert set(layers) == set(names)
     np.testing.assert_allclose(layers["body"], maps.mean(axis=2), rtol=1e-5, atol=1e-6)
     without = [slow.without_first_component(each) for each in maps]

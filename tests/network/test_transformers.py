@@ -12,30 +12,25 @@ from oodles.network.taps import eval_mode
 transformers = pytest.importorskip("transformers")
 
 NAMES = ("sport", "politics", "science", "arts", "weather")
-ENCODER = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "initializer_range": 0.3,
-    "id2label": dict(enumerate(NAMES)),
-}
+ENCODER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+ENCODER |= {"initializer_range": 0.3, "id2label": dict(enumerate(NAMES))}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+def built(kind, **settings):
+    return seeded(lambda: kind(kind.config_class(**settings))).eval()
+
+
 def bert(**settings):
-    config = transformers.BertConfig(**ENCODER, vocab_size=60, **settings)
-    return seeded(lambda: transformers.BertForSequenceClassification(config)).eval()
+    return built(transformers.BertForSequenceClassification, **ENCODER, vocab_size=60, **settings)
 
 
 def gpt2():
-    config = transformers.GPT2Config(**GPT2, vocab_size=60, id2label=ENCODER["id2label"])
-    return seeded(lambda: transformers.GPT2ForSequenceClassification(config)).eval()
+    return built(transformers.GPT2ForSequenceClassification, **GPT2, vocab_size=60, id2label=ENCODER["id2label"])
 
 
 def vit():
-    config = transformers.ViTConfig(**ENCODER, image_size=8, patch_size=4)
-    return seeded(lambda: transformers.ViTForImageClassification(config)).eval()
+    return built(transformers.ViTForImageClassification, **ENCODER, image_size=8, patch_size=4)
 
 
 def tokens(rows, *, seed=0, length=9):

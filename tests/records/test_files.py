@@ -19,18 +19,8 @@ from safetensors.torch import save_file
 from support.disks import files_up_to, ordinary_user
 
 from oodles.errors import ArgumentError, FileError
-from oodles.records.files import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    Fields,
-    locked,
-    member,
-    read_key,
-    read_record,
-    write_bytes,
-    write_record,
-    write_with,
-)
+from oodles.records import files
+from oodles.records.files import Fields, locked, member, read_key, write_bytes, write_record, write_with
 
 
 def raising(error):
@@ -91,6 +81,10 @@ def test_a_write_creates_its_folder_and_a_file_others_can_read(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
+def read_thing(path, **options):
+    return files.read_record(path, kind="thing", schema=1, **options)
+
+
 def sealed(record):
     """What ``write_record`` writes."""
     body = json.dumps(record, sort_keys=True, separators=(",", ":"))
@@ -113,7 +107,7 @@ def sealed(record):
 def test_a_file_that_is_not_the_record_is_refused(tmp_path, content, fact):
     (tmp_path / "r.json").write_text(content, errors="surrogateescape")
     with pytest.raises(FileError, match=rf"r\.json.*{fact}"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
+        read_thing(tmp_path / "r.json")
 
 
 def nested(depth):
@@ -122,38 +116,38 @@ def nested(depth):
 
 def test_records_have_limits_that_hold_for_writing_too(tmp_path):
     path, record = tmp_path / "r.json", {"kind": "thing", "schema": 1}
-    write_record(path, {**record, "value": nested(MAX_DEPTH - 2)})
-    read_record(path, kind="thing", schema=1)
+    write_record(path, {**record, "value": nested(files.MAX_DEPTH - 2)})
+    read_thing(path)
     before = path.read_bytes()
-    for value in (nested(MAX_DEPTH), "x" * MAX_BYTES):
+    for value in (nested(files.MAX_DEPTH), "x" * files.MAX_BYTES):
         with pytest.raises(FileError, match="larger or more deeply nested than can be read again"):
             write_record(path, {**record, "value": value})
     assert path.read_bytes() == before
-    path.write_text(json.dumps({**record, "value": nested(MAX_DEPTH)}))
+    path.write_text(json.dumps({**record, "value": nested(files.MAX_DEPTH)}))
     with pytest.raises(FileError, match="nested more than 64 deep"):
-        read_record(path, kind="thing", schema=1)
+        read_thing(path)
     with path.open("wb") as file:
         file.truncate(10**12)  # no disk has to hold it, and no memory either
     with pytest.raises(FileError, match="1,000,000,000,000 bytes, more than the 16,777,216"):
-        read_record(path, kind="thing", schema=1)
+        read_thing(path)
 
 
 def test_only_regular_files_are_read(tmp_path):
-    with pytest.raises(FileError, match="does not hold a saved thing"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
-    (tmp_path / "r.json").mkdir()
-    with pytest.raises(FileError, match=r"r\.json"):
-        read_record(tmp_path / "r.json", kind="thing", schema=1)
     write_record(tmp_path / "real.json", {"kind": "thing", "schema": 1})
     (tmp_path / "link.json").symlink_to("real.json")
-    with pytest.raises(FileError, match=r"link\.json is a symbolic link"):
-        read_record(tmp_path / "link.json", kind="thing", schema=1)
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    for name, fact in (
+        ("nothing", "does not hold a saved thing"),
+        ("folder", r"folder\.json"),
+        ("link", r"link\.json is a symbolic link"),
+        ("pipe", r"pipe\.json is not a regular file"),  # and does not wait for a writer
+    ):
+        with pytest.raises(FileError, match=fact):
+            read_thing(tmp_path / f"{name}.json")
     assert member(tmp_path, "real.json") == tmp_path / "real.json"
     with pytest.raises(FileError, match="symbolic link"):
         member(tmp_path, "link.json")
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(FileError, match=r"pipe\.json is not a regular file"):  # and does not wait for a writer
-        read_record(tmp_path / "pipe.json", kind="thing", schema=1)
 
 
 class Sized(Fields):
@@ -164,7 +158,7 @@ class Sized(Fields):
 def test_fields_are_checked_and_missing_ones_filled_in(tmp_path):
     path = tmp_path / "r.json"
     write_record(path, {"kind": "thing", "schema": 1, "size": 3})
-    assert read_record(path, kind="thing", schema=1, fields=Sized)["name"] == "unnamed"
+    assert read_thing(path, fields=Sized)["name"] == "unnamed"
     for record, problem in (
         ({"size": 0}, "Expected `int` >= 1 - at `$.size`"),
         ({"size": 1.5}, "Expected `int`, got `float` - at `$.size`"),
@@ -174,7 +168,7 @@ def test_fields_are_checked_and_missing_ones_filled_in(tmp_path):
     ):
         write_record(path, {"kind": "thing", "schema": 1, **record})
         with pytest.raises(FileError, match=re.escape(problem)):
-            read_record(path, kind="thing", schema=1, fields=Sized)
+            read_thing(path, fields=Sized)
 
 
 # Locks and what killed writers leave ----------------------------------------------------------------
@@ -221,13 +215,13 @@ KEY = bytes(range(32))
 def test_a_signature_covers_the_whole_record(tmp_path):
     path, record = tmp_path / "r.json", {"kind": "thing", "schema": 1, "value": 0.25}
     write_record(path, record, KEY)
-    assert read_record(path, kind="thing", schema=1, key=KEY).items() >= record.items()
+    assert read_thing(path, key=KEY).items() >= record.items()
     signed = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}
     for forged in ({**signed, "value": 0.26}, {**signed, "signature": "é"}, {**signed, "signature": None}, record):
         path.write_text(sealed(forged))
-        read_record(path, kind="thing", schema=1)  # anybody can compute a checksum
+        read_thing(path)  # anybody can compute a checksum
         with pytest.raises(FileError, match=r"is not signed|another key or altered"):
-            read_record(path, kind="thing", schema=1, key=KEY)
+            read_thing(path, key=KEY)
 
 
 def test_keys_are_long_and_may_be_in_a_file(tmp_path):

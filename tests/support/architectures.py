@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from support import torchvision_operators  # noqa: F401  (before timm and transformers, which import torchvision)
-from support.head_survey import Architecture, Inputs
+from support.head_survey import Architecture, Finished, Inputs
 from support.written_heads import BY_HAND
 from torch import Tensor, nn
 
@@ -19,11 +19,11 @@ SLOW = {
 """Models that take more than half a second on one core."""
 
 
-def images(size: int, *, key: str | None = None) -> Inputs:
-    """Square images of noise, by position or as a keyword argument."""
+def images(size: int, *, key: str | None = None, frames: tuple[int, ...] = ()) -> Inputs:
+    """Square images of noise, or clips of them, by position or as a keyword argument."""
 
     def draw(rows: int, generator: torch.Generator) -> Any:
-        made = torch.randn(rows, 3, size, size, generator=generator)
+        made = torch.randn(rows, 3, *frames, size, size, generator=generator)
         return made if key is None else {key: made}
 
     return draw
@@ -67,17 +67,10 @@ def _vgg() -> nn.Module:
     return VGG(make_layers([16, "M", 32, "M", 512], batch_norm=True), num_classes=CLASSES)
 
 
-class MeanOverPixels(nn.Module):
-    """A segmentation network as a classifier: the mean of its logits over all pixels."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.network(pixels)["out"].mean(dim=(2, 3))
-
-
+VIT = {"image_size": 32, "patch_size": 16, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+SWIN = {"patch_size": [4, 4], "embed_dim": 24, "depths": [1] * 3, "num_heads": [2] * 3, "window_size": [4, 4]}
+MAXVIT = {"input_size": (32, 32), "stem_channels": 16, "partition_size": 2, "block_channels": [16, 32]}
+MAXVIT |= {"block_layers": [1, 1], "head_dim": 8, "stochastic_depth_prob": 0.0}
 VISION = {
     "resnet18": (_torchvision("resnet18"), 32),
     "resnext50": (_residual(groups=32, width_per_group=4), 32),
@@ -95,41 +88,10 @@ VISION = {
     "googlenet": (_torchvision("googlenet", init_weights=False), 32),
     "inception_v3": (_torchvision("inception_v3", init_weights=False), 75),
     "convnext": (_convnext, 32),
-    "vit": (
-        _torchvision(
-            "VisionTransformer", image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
-        ),
-        32,
-    ),
-    "swin": (
-        _torchvision(
-            "SwinTransformer",
-            patch_size=[4, 4],
-            embed_dim=24,
-            depths=[1, 1, 1],
-            num_heads=[2, 2, 2],
-            window_size=[4, 4],
-        ),
-        32,
-    ),
-    "maxvit": (
-        _torchvision(
-            "MaxVit",
-            input_size=(32, 32),
-            stem_channels=16,
-            partition_size=2,
-            block_channels=[16, 32],
-            block_layers=[1, 1],
-            head_dim=8,
-            stochastic_depth_prob=0.0,
-        ),
-        32,
-    ),
+    "vit": (_torchvision("VisionTransformer", **VIT), 32),
+    "swin": (_torchvision("SwinTransformer", **SWIN), 32),
+    "maxvit": (_torchvision("MaxVit", **MAXVIT), 32),
 }
-
-
-def _clips(rows: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(rows, 3, 2, 16, 16, generator=generator)
 
 
 NO_PRETRAINED = {"weights": None, "weights_backbone": None}
@@ -138,13 +100,13 @@ TORCHVISION = [
         Architecture("torchvision", name, make, images(size), slow=name in SLOW)
         for name, (make, size) in VISION.items()
     ),
-    Architecture("torchvision", "r3d_18 (video)", _torchvision("video.r3d_18"), _clips, slow=True),
+    Architecture("torchvision", "r3d_18 (video)", _torchvision("video.r3d_18"), images(16, frames=(2,)), slow=True),
     Architecture(
         "torchvision",
         "lraspp_mobilenet_v3_large (segmentation)",
         _torchvision("segmentation.lraspp_mobilenet_v3_large", **NO_PRETRAINED),
         images(32),
-        remedy=MeanOverPixels,
+        remedy=lambda network: Finished(network, lambda output: output["out"].mean(dim=(2, 3))),
         classifier=False,
     ),
     Architecture(
@@ -258,17 +220,6 @@ def _hugging_face(name: str, model: str, options: Mapping[str, Any], inputs: Inp
     return Architecture("transformers", name, make, inputs, lambda output: output.logits, **more)
 
 
-class TokenMean(nn.Module):
-    """A token classifier as a classifier of sentences: the mean of its tokens' logits."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, **arguments: Tensor) -> Tensor:
-        return self.network(**arguments).logits.mean(dim=1)
-
-
 def _zero_shot() -> nn.Module:
     """CLIP as a zero-shot classifier: the embeddings of ten class names are its last layer."""
     import transformers
@@ -341,7 +292,14 @@ TRANSFORMERS = [
         finish=lambda logits: logits[:, 1:],
     ),
     _hugging_face("FNet", "FNetForSequenceClassification", FNET, sentences_without_mask),
-    _hugging_face("BERT for tokens", "BertForTokenClassification", TEXT, sentences, remedy=TokenMean, classifier=False),
+    _hugging_face(
+        "BERT for tokens",
+        "BertForTokenClassification",
+        TEXT,
+        sentences,
+        remedy=lambda network: Finished(network, lambda output: output.logits.mean(dim=1)),
+        classifier=False,
+    ),
     _hugging_face("DeiT with teacher", "DeiTForImageClassificationWithTeacher", PICTURE, PIXELS),
     Architecture("transformers", "CLIP, zero-shot (wrapped)", _zero_shot, images(32)),
     _hugging_face("Wav2Vec2", "Wav2Vec2ForSequenceClassification", SOUND, recordings("input_values", 800)),

@@ -66,6 +66,17 @@ class Refused:
     remedies: tuple[str, ...]
 
 
+class Finished(nn.Module):
+    """A network whose answer is a function of what it returns."""
+
+    def __init__(self, network: nn.Module, finish: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.network, self.finish = network, finish
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.finish(self.network(*args, **kwargs))
+
+
 class SurveyError(Exception):
     """A result that is wrong, or a refusal that leaves the user without anything that works."""
 

@@ -1,6 +1,6 @@
 """Small classifiers with heads of every kind, and images and labels for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +29,12 @@ def batched(rows: int, batch: int, *, seed: int = 0, classes: int = CLASSES) -> 
     images = pictures(rows, seed=seed)
     labels = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(seed + 1))
     return list(zip(images.split(batch), labels.split(batch), strict=True))
+
+
+def interrupted(batches: Iterable[Any], error: BaseException | None = None) -> Iterator[Any]:
+    """A loader that gives these batches and then fails."""
+    yield from batches
+    raise error or KeyboardInterrupt
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -213,15 +219,12 @@ class TwoHeads(Net):
         super().__init__()
         self.other = nn.Linear(WIDTH, CLASSES)
 
-    def halves(self, images: Tensor) -> Tensor:
+    def hidden(self, images: Tensor) -> Tensor:
         maps = self.body(images)
         return torch.cat([maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))], dim=1)
 
-    def hidden(self, images: Tensor) -> Tensor:
-        return self.halves(images)
-
     def forward(self, images: Tensor) -> Any:
-        first, second = self.halves(images).chunk(2, dim=1)
+        first, second = self.hidden(images).chunk(2, dim=1)
         return (self.fc(first) + self.other(second)) / 2
 
 

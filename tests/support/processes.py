@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from support.images import PLAIN
 from support.networks import Net, batched, seeded
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
@@ -26,10 +27,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 from oodles import cli
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
-from oodles.data.transforms import Transform
 from oodles.detectors import parse
 from oodles.distributed import fit, join
-from oodles.distributed.processes import Processes
 from oodles.features import Features
 from oodles.network import storing
 from oodles.network.extraction import extract
@@ -152,13 +151,8 @@ class Stream:
 
 
 class Stampless(Stream):
-    """A loader that cannot say which files it reads."""
-
     def stamp(self) -> str:
         raise OSError("the disk is gone")
-
-
-PLAIN = Transform(8, 8, (0.5,) * 3, (0.25,) * 3)
 
 
 def spoiled(rows: int, batch: int, bad: Sequence[int]) -> list[Any]:
@@ -190,12 +184,11 @@ def refuse_all(folder: Path) -> list[str]:
         first = processes.rank == 0
 
         def attempt(model: Any, loader: Any, name: str = "refused") -> None:
+            messages.append("")
             try:
                 extract(model, loader, store=folder / name, processes=processes, progress=False)
             except Exception as error:
-                messages.append(str(error))
-            else:
-                messages.append("")
+                messages[-1] = str(error)
 
         dataset = TensorDataset(*(torch.cat(parts) for parts in zip(*batched(20, 5), strict=True)))
         sampler = DistributedSampler(dataset, processes.size, processes.rank, shuffle=False)
@@ -217,15 +210,12 @@ def extract_slowly(folder: Path, killed: int | None) -> int:
     """One extraction; the process ``killed`` is, once it has written a shard, while the others wait for it."""
     with join() as processes:
 
-        def slow() -> Iterator[Any]:
-            for batch in batched(40, 4):
-                yield batch
-                if processes.rank == killed and list(folder.glob(f"part-{killed:05d}.json")):
-                    os.kill(os.getpid(), signal.SIGKILL)
-
         class Loader(Stream):
             def __iter__(self) -> Iterator[Any]:
-                return slow()
+                for batch in batched(40, 4):
+                    yield batch
+                    if processes.rank == killed and list(folder.glob(f"part-{killed:05d}.json")):
+                        os.kill(os.getpid(), signal.SIGKILL)
 
         return len(extract(seeded(Net), Loader([], 10), store=folder, processes=processes, progress=False))
 
@@ -258,7 +248,6 @@ def fit_all(store: Path, specs: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def fit_and_warn(store: Path) -> list[str]:
-    """The warnings of a fit."""
     with warnings.catch_warnings(record=True) as caught, join() as processes:
         warnings.simplefilter("always")
         fit(parse("dice(0.5)"), Features.load(store), processes)
@@ -270,7 +259,8 @@ def exchange(fails: bool) -> tuple[list[int], list[int], str, Sequence[int]]:
     with join() as processes:
         met, collected = processes.all_gather(10 * processes.rank), processes.gather(processes.rank)
         handed = processes.broadcast(f"from {processes.rank}")
-        assert processes is join_again()
+        with join() as again:
+            assert processes is again
         if fails and processes.rank == 1:
             raise ValueError("a bug\nin two lines")
         processes.all_gather(None)
@@ -292,11 +282,6 @@ def own_group(folder: Path) -> list[Any]:
         found.append((processes.rank, int(total)))
     distributed.destroy_process_group()
     return found
-
-
-def join_again() -> Processes:
-    with join() as processes:
-        return processes
 
 
 def command(folder: Path, *line: str) -> tuple[int, str]:

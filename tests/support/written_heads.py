@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from support.head_survey import Architecture, Inputs
+from support.head_survey import Architecture, Finished, Inputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -48,9 +48,9 @@ def _form(name: str, head: Callable[[Any, Tensor], Any], outputs: int = CLASSES,
     return _by_hand(name, lambda: Classifier(head, outputs), **more)
 
 
-def _with_layers(name: str, head: Callable[[Any, Tensor], Any], **layers: tuple[int, int]) -> Architecture:
-    """A form of head that needs more linear layers, given by their widths."""
-    return _by_hand(name, lambda: Classifier(head, **{key: nn.Linear(*widths) for key, widths in layers.items()}))
+def _with_layers(name: str, head: Callable[[Any, Tensor], Any], **layers: tuple[Any, ...]) -> Architecture:
+    """A form of head that needs more linear layers, given by their arguments."""
+    return _by_hand(name, lambda: Classifier(head, **{key: nn.Linear(*given) for key, given in layers.items()}))
 
 
 # Inputs -----------------------------------------------------------------------------------------------------------
@@ -145,68 +145,37 @@ INPUTS = [
 # Outputs ----------------------------------------------------------------------------------------------------------
 
 
-def _two_tasks(self: Any, embedding: Tensor) -> dict[str, Tensor]:
-    return {"colour": self.fc(embedding), "shape": self.other(embedding)}
-
-
-class AsColumn(nn.Module):
-    """A model that returns one number per input, with that number as a column."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.network(rows)[:, None]
-
-
-def _second(output: Any) -> Tensor:
-    return output[1]
-
-
 def _last_column(logits: Tensor) -> Tensor:
     return logits[:, 1:]
 
 
+SOFTMAX = partial(torch.softmax, dim=1)
 OUTPUTS = [
-    _form("(embedding, logits)", lambda self, embedding: (embedding, self.fc(embedding)), answer=_second),
+    _form("(embedding, logits)", lambda self, x: (x, self.fc(x)), answer=lambda output: output[1]),
     _form(
         "dict of an embedding and scores",
-        lambda self, embedding: {"embedding": embedding, "scores": self.fc(embedding)},
+        lambda self, x: {"embedding": x, "scores": self.fc(x)},
         answer=lambda output: output["scores"],
     ),
     _by_hand(
         "dict of the logits of two tasks",
-        lambda: Classifier(_two_tasks, other=nn.Linear(WIDTH, 3)),
+        lambda: Classifier(lambda self, x: {"colour": self.fc(x), "shape": self.other(x)}, other=nn.Linear(WIDTH, 3)),
         answer=lambda output: output["colour"],
         named_head="fc",
     ),
     _form("single logit", plain, 1, finish=_last_column),
     _form(
         "single logit, shape (n,)",
-        lambda self, embedding: self.fc(embedding)[:, 0],
+        lambda self, x: self.fc(x)[:, 0],
         1,
         finish=_last_column,
-        remedy=AsColumn,
+        remedy=lambda network: Finished(network, lambda numbers: numbers[:, None]),
     ),
-    _form(
-        "single probability",
-        lambda self, embedding: self.fc(embedding).sigmoid(),
-        1,
-        finish=lambda logits: logits[:, 1:].sigmoid(),
-    ),
-    _form("sigmoid, multi-label", lambda self, embedding: self.fc(embedding).sigmoid(), finish=torch.sigmoid),
-    _form("softmax", lambda self, embedding: self.fc(embedding).softmax(dim=1), finish=partial(torch.softmax, dim=1)),
-    _form(
-        "softmax after a temperature",
-        lambda self, embedding: (self.fc(embedding) / 0.3).softmax(dim=1),
-        finish=partial(torch.softmax, dim=1),
-    ),
-    _form(
-        "log-softmax",
-        lambda self, embedding: self.fc(embedding).log_softmax(dim=1),
-        finish=partial(torch.log_softmax, dim=1),
-    ),
+    _form("single probability", lambda self, x: self.fc(x).sigmoid(), 1, finish=lambda z: z[:, 1:].sigmoid()),
+    _form("sigmoid, multi-label", lambda self, x: self.fc(x).sigmoid(), finish=torch.sigmoid),
+    _form("softmax", lambda self, x: self.fc(x).softmax(dim=1), finish=SOFTMAX),
+    _form("softmax after a temperature", lambda self, x: (self.fc(x) / 0.3).softmax(dim=1), finish=SOFTMAX),
+    _form("log-softmax", lambda self, x: self.fc(x).log_softmax(dim=1), finish=partial(torch.log_softmax, dim=1)),
 ]
 
 # Forms of the head ------------------------------------------------------------------------------------------------
@@ -216,17 +185,9 @@ def _cosine(embedding: Tensor, weight: Tensor) -> Tensor:
     return F.normalize(embedding) @ F.normalize(weight).T
 
 
-def _norms(self: Any, embedding: Tensor) -> Tensor:
-    return embedding.norm(dim=1, keepdim=True) * self.fc.weight.norm(dim=1)
-
-
 def _gated(self: Any, embedding: Tensor) -> Tensor:
     gate = self.gate(embedding).sigmoid()
     return gate * self.fc(embedding) + (1 - gate) * self.other(embedding)
-
-
-def _kernel(self: Any, embedding: Tensor) -> Tensor:
-    return torch.exp(-(embedding[:, None] - self.fc.weight).square().mean(dim=2))
 
 
 class Ensemble(nn.Module):
@@ -240,42 +201,40 @@ class Ensemble(nn.Module):
         return torch.stack([member(rows) for member in self.members]).mean(dim=0)
 
 
-def _one_dimensional() -> nn.Module:
-    return Classifier(lambda self, x: self.conv(x[:, :, None])[:, :, 0], conv=nn.Conv1d(WIDTH, CLASSES, 1))
-
-
-def _low_rank() -> nn.Module:
-    return Classifier(
-        lambda self, x: self.fc(x) + 2 * self.up(self.down(x)),
-        down=nn.Linear(WIDTH, 2, bias=False),
-        up=nn.Linear(2, CLASSES, bias=False),
-    )
-
-
+ANOTHER = (WIDTH, CLASSES)
 FORMS = [
     _form("cosine, a normalised product", lambda self, x: _cosine(x, self.fc.weight)),
     _form("cosine, times a scale", lambda self, x: 16 * _cosine(x, self.fc.weight)),
     _form("cosine by `F.cosine_similarity`", lambda self, x: F.cosine_similarity(x[:, None], self.fc.weight, dim=2)),
-    _form("cosine, divided by both norms", lambda self, x: x @ self.fc.weight.T / _norms(self, x)),
+    _form(
+        "cosine, divided by both norms",
+        lambda self, x: x @ self.fc.weight.T / (x.norm(dim=1, keepdim=True) * self.fc.weight.norm(dim=1)),
+    ),
     _form(
         "cosine by `torch.einsum`",
         lambda self, x: torch.einsum("nd,cd->nc", F.normalize(x), F.normalize(self.fc.weight)),
     ),
     _form("temperature after the head", lambda self, x: self.fc(x) / 1.7),
     _form("class priors after the head", lambda self, x: self.fc(x) + torch.linspace(-1, 1, CLASSES)),
-    _by_hand("LoRA beside the head", _low_rank),
     _with_layers(
-        "mean of two heads", lambda self, x: (self.fc(x) + self.other(x.square())) / 2, other=(WIDTH, CLASSES)
+        "LoRA beside the head",
+        lambda self, x: self.fc(x) + 2 * self.up(self.down(x)),
+        down=(WIDTH, 2, False),
+        up=(2, CLASSES, False),
     ),
+    _with_layers("mean of two heads", lambda self, x: (self.fc(x) + self.other(x.square())) / 2, other=ANOTHER),
     _by_hand("mean of three networks", Ensemble),
     _form("some columns of the head", lambda self, x: self.fc(x)[:, [0, 2, 3]]),
     _form("product with the weights on the left", lambda self, x: (self.fc.weight @ x.T).T),
-    _by_hand("1-D convolution", _one_dimensional),
-    _with_layers("mixture of two heads, gated by the input", _gated, other=(WIDTH, CLASSES), gate=(WIDTH, 1)),
+    _by_hand(
+        "1-D convolution",
+        lambda: Classifier(lambda self, x: self.conv(x[:, :, None])[:, :, 0], conv=nn.Conv1d(WIDTH, CLASSES, 1)),
+    ),
+    _with_layers("mixture of two heads, gated by the input", _gated, other=ANOTHER, gate=(WIDTH, 1)),
     _by_hand("DeConf (Generalized ODIN)", lambda: Classifier(plain, fc=DeConf(WIDTH, CLASSES))),
     _form("prototypes by `torch.cdist`", lambda self, x: -torch.cdist(x, self.fc.weight)),
     _form("prototypes, squared distances", lambda self, x: -(x[:, None] - self.fc.weight).square().sum(dim=2)),
-    _form("RBF kernel", _kernel),
+    _form("RBF kernel", lambda self, x: torch.exp(-(x[:, None] - self.fc.weight).square().mean(dim=2))),
     _with_layers(
         "random Fourier features (SNGP)",
         lambda self, x: self.out(self.wide(x).cos()),
@@ -289,27 +248,25 @@ FORMS = [
 # Kinds of module --------------------------------------------------------------------------------------------------
 
 
-def _scripted() -> nn.Module:
-    return torch.jit.trace(_float_network().eval(), torch.zeros(2, COLUMNS))
-
-
 def _float_network() -> nn.Module:
     return nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-
-
-def _quantised() -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(_float_network().eval(), {nn.Linear})
 
 
 MODULES = [
     _by_hand("torch.compile", lambda: torch.compile(_float_network(), backend="eager")),
     _by_hand("torch.fx", lambda: torch.fx.symbolic_trace(_float_network())),
-    _by_hand("TorchScript", _scripted, remedy=lambda _: _float_network()),
-    _by_hand("quantised", _quantised, remedy=lambda _: _float_network()),
+    _by_hand(
+        "TorchScript",
+        lambda: torch.jit.trace(_float_network().eval(), torch.zeros(2, COLUMNS)),
+        remedy=lambda _: _float_network(),
+    ),
+    _by_hand(
+        "quantised",
+        lambda: torch.ao.quantization.quantize_dynamic(_float_network().eval(), {nn.Linear}),
+        remedy=lambda _: _float_network(),
+    ),
     _form(
-        "stochastic: dropout in eval mode",
-        lambda self, x: self.fc(F.dropout(x)),
-        remedy=lambda _: Classifier(plain),
+        "stochastic: dropout in eval mode", lambda self, x: self.fc(F.dropout(x)), remedy=lambda _: Classifier(plain)
     ),
 ]
 
