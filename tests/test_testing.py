@@ -1,6 +1,7 @@
 """The conformance suite finds detectors that are broken, each in one way, and says what is wrong."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 import pytest
@@ -34,10 +35,13 @@ class Distance(Detector):
         return -(embedding - self.mean_).square().sum(dim=-1)
 
 
-class DependsOnNeighbours(Distance):
-    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        scores = super().forward(embedding, logits)
-        return scores - scores.mean()
+def giving(name: str, alter: Callable[[Tensor, Tensor], Tensor]) -> Detector:
+    """One whose scores are altered by a function of the scores and embeddings."""
+
+    def forward(self: Distance, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
+        return alter(Distance.forward(self, embedding, logits), embedding)
+
+    return type(name, (Distance,), {"forward": forward})()
 
 
 class DependsOnPosition(Distance):
@@ -67,21 +71,6 @@ class ReturnsNothing(Distance):
         super().fit(features)
 
 
-class GivesAColumn(Distance):
-    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        return super().forward(embedding, logits)[:, None]
-
-
-class GivesDoubles(Distance):
-    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        return super().forward(embedding, logits).double()
-
-
-class GivesInfinity(Distance):
-    def forward(self, embedding: Tensor, logits: Tensor, *others: Tensor) -> Tensor:
-        return super().forward(embedding, logits) / embedding[:, -1]
-
-
 class ScoresUnfitted(Distance):
     """Scores before it has learned anything, against the origin instead of the mean."""
 
@@ -93,14 +82,9 @@ class ScoresUnfitted(Distance):
         return super().forward(embedding, logits)
 
 
-class MeanThatDoesNotMerge(Mean):
-    def merge(self, other: Mean) -> None:
-        pass
-
-
 class LosesTheOther(Distance):
     def begin(self) -> dict[str, Any]:
-        return {"mean": MeanThatDoesNotMerge()}
+        return {"mean": type("MeanThatDoesNotMerge", (Mean,), {"merge": lambda self, other: None})()}
 
 
 class LastBatchOnly(Distance):
@@ -174,14 +158,14 @@ class ForgetfulODIN(ODIN):
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        (DependsOnNeighbours(), "depend on the batch size"),
+        (giving("DependsOnNeighbours", lambda scores, _: scores - scores.mean()), "depend on the batch size"),
         (DependsOnPosition(), "depend on the order of rows|depend on the batch size"),
         (NeverForgets(), "a second fit depends on the first"),
         (WritesIntoItsInput(), "changes embeddings"),
         (ReturnsNothing(), "must return the detector itself"),
-        (GivesAColumn(), r"scores of shape \(300, 1\)"),
-        (GivesDoubles(), "not float32"),
-        (GivesInfinity(), "not finite"),
+        (giving("GivesAColumn", lambda scores, _: scores[:, None]), r"scores of shape \(300, 1\)"),
+        (giving("GivesDoubles", lambda scores, _: scores.double()), "not float32"),
+        (giving("GivesInfinity", lambda scores, embedding: scores / embedding[:, -1]), "not finite"),
         (ScoresUnfitted(), "scoring before fit must raise NotFittedError"),
         (LosesTheOther(), "merge differs from one fit"),
         (LastBatchOnly(), "partial_fit differs from fit"),

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import adascale as slow
-from support.networks import one_thread  # noqa: F401
+from support.detector_data import active
+from support.networks import one_thread, seeded  # noqa: F401
 from support.smooth import small, smooth
 from torch import nn
 
@@ -18,7 +19,7 @@ from oodles.detectors.network_detector import steps_of
 from oodles.features import Features, Head
 from oodles.functional import energy, prefix_ratio
 from oodles.selection.tuning import tune
-from oodles.testing import example_features, fit_and_tune
+from oodles.testing import fit_and_tune
 
 
 def arrays(*tensors):
@@ -33,11 +34,9 @@ def both_passes(embedding, after, head, detector=None):
 
 def made_up(rows, width, classes=4, seed=0, *, signed=False, noise=0.3):
     """Embeddings, made-up embeddings after a step, and the head."""
-    features = example_features(rows, width, classes, seed)
+    features = active(rows, width, classes, seed)
     generator = torch.Generator().manual_seed(seed + 77)
-    embedding = features.embedding + 0.05 * torch.rand(rows, width, generator=generator)
-    if signed:
-        embedding = embedding - 1
+    embedding = features.embedding - int(signed)
     return embedding, embedding + noise * torch.randn(rows, width, generator=generator), features.head
 
 
@@ -122,20 +121,16 @@ class Wide(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3, padding=1)
-        self.hidden = nn.Linear(6 * 5 * 5, 120)
+        convolved = nn.Conv2d(3, 6, 3, padding=1), nn.Softplus(), nn.Flatten()
+        self.embed = nn.Sequential(*convolved, nn.Linear(6 * 5 * 5, 120), nn.ReLU())
         self.fc = nn.Linear(120, 5)
-
-    def embed(self, images):
-        return torch.relu(self.hidden(torch.nn.functional.softplus(self.conv(images)).flatten(1)))
 
     def forward(self, images):
         return self.fc(self.embed(images))
 
 
-def wide(seed=0):
-    torch.manual_seed(seed)
-    return Wide().double().eval()
+def wide():
+    return seeded(Wide).double().eval()
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4])

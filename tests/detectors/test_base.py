@@ -48,10 +48,9 @@ LEARNERS = [
 def test_a_loaded_detector_takes_no_further_rows(features: Features, tmp_path: Path) -> None:
     save_detector(KNN().partial_fit(features).finish(), tmp_path)
     loaded = load_detector(tmp_path)
-    with pytest.raises(ArgumentError, match="kept no statistics"):
-        loaded.partial_fit(features)
-    with pytest.raises(ArgumentError, match="kept no statistics"):
-        loaded.merge(KNN().partial_fit(features))
+    for action in (lambda: loaded.partial_fit(features), lambda: loaded.merge(KNN().partial_fit(features))):
+        with pytest.raises(ArgumentError, match="kept no statistics"):
+            action()
 
 
 @pytest.mark.parametrize("detector", LEARNERS, ids=lambda each: type(each).__name__)
@@ -79,8 +78,6 @@ def test_merging_leaves_the_other_as_it_was(features: Features) -> None:
 def test_a_fit_starts_again_whatever_came_before(features: Features) -> None:
     detector = DICE(p=0.6).partial_fit(features[:10])
     assert torch.equal(detector.fit(features).score(features), DICE(p=0.6).fit(features).score(features))
-    with pytest.raises(ArgumentError, match="kept no statistics"):
-        detector.partial_fit(features)
 
 
 def test_a_detector_with_nothing_to_learn_takes_any_sequence_of_calls(features: Features, tmp_path: Path) -> None:
@@ -129,15 +126,11 @@ def test_a_refused_batch_leaves_what_was_observed(features: Features) -> None:
     torch.testing.assert_close(detector.score(features), DICE(p=0.6).fit(features).score(features))
 
 
-def constant(features: Features) -> Features:
-    """Rows that do not vary within classes, which no distance can be learned from."""
-    return Features(torch.zeros_like(features.embedding), labels=features.labels, head=features.head)
-
-
 def test_nothing_is_left_to_score_with_if_learning_fails(features: Features) -> None:
     detector = Mahalanobis().fit(features)
+    constant = Features(torch.zeros_like(features.embedding), labels=features.labels, head=features.head)
     with pytest.raises(DataError, match="does not vary"):
-        detector.fit(constant(features))
+        detector.fit(constant)
     with pytest.raises(NotFittedError, match=r"has not been fitted; call \.fit"):
         detector.score(features)
     assert torch.equal(detector.fit(features).score(features), Mahalanobis().fit(features).score(features))
@@ -194,9 +187,7 @@ Namesake = type("KNN", (KNN,), {"__module__": __name__, "__init__": KNN.__init__
     ],
     ids=lambda each: repr(each)[:40],
 )
-def test_only_detectors_of_the_same_class_and_arguments_merge(
-    one: Detector, other: Detector, features: Features
-) -> None:
+def test_only_detectors_of_the_same_class_and_arguments_merge(one, other, features):
     one, other = (copy.deepcopy(each).partial_fit(features) for each in (one, other))
     with pytest.raises(ArgumentError, match="type and arguments must be the same"):
         one.merge(other)
@@ -253,7 +244,6 @@ def test_detectors_conform_on_signed_rows_without_a_bias(spec: str) -> None:
 @pytest.mark.parametrize("detector", detector_list(), ids=lambda each: each.spec)
 def test_a_head_without_bias_is_one_with_zeros(detector: Detector, features: Features) -> None:
     bare = without_bias(features)
-    assert bare.head is not None
     zeros = Features(bare.embedding, labels=bare.labels, head=Head(bare.head.weight, torch.zeros(bare.classes)))
     scores = detector.fit(bare).score(bare)
     assert torch.isfinite(scores).all()
@@ -312,10 +302,9 @@ def test_float32_agrees_with_float64_on_the_papers_networks(data: Path, name: st
 # Features of another model ----------------------------------------------------------------------
 
 
-def other_head(features: Features, seed: int = 1) -> Features:
+def other_head(features: Features) -> Features:
     """The same embeddings with another head of the same shape, as after a second training run."""
-    assert features.head is not None
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     weight = features.head.weight + torch.randn(features.head.weight.shape, generator=generator)
     return Features(features.embedding, labels=features.labels, head=Head(weight, features.head.bias))
 
@@ -330,7 +319,6 @@ def test_features_of_another_head_of_the_same_shape_are_refused(text: str, featu
 
 def test_a_head_in_half_precision_is_the_same_head(features: Features) -> None:
     detector = DICE(p=0.5).fit(features)
-    assert features.head is not None
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         head = features.head.to(dtype=dtype).to(dtype=torch.float32)
         assert len(detector.score(Features(features.embedding, head=head))) == len(features)

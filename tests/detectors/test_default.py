@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +68,8 @@ def test_its_first_member_is_react_scale_dice() -> None:
 
 
 def test_it_uses_no_labels(scores: torch.Tensor) -> None:
-    bare, wrong = with_labels(WHOLE, None), with_labels(WHOLE, WHOLE.labels.flip(0))
     assert "labels" not in DefaultEnsemble().learns_from
-    for features in (bare, wrong):
+    for features in (with_labels(WHOLE, None), with_labels(WHOLE, WHOLE.labels.flip(0))):
         assert torch.equal(DefaultEnsemble().fit(features).score(features), scores)
 
 
@@ -115,9 +113,7 @@ def test_at_most_this_many_held_out_rows_are_ranked_against(monkeypatch: pytest.
 
 @given(st.randoms(use_true_random=False), st.lists(st.integers(1, 239), max_size=6, unique=True))
 @settings(max_examples=15, deadline=None)
-def test_neither_the_order_nor_the_parts_of_the_data_matter(
-    fitted: DefaultEnsemble, scores: torch.Tensor, chance, cuts: list[int]
-) -> None:
+def test_neither_the_order_nor_the_parts_of_the_data_matter(fitted, scores, chance, cuts):
     order = list(range(len(WHOLE)))
     chance.shuffle(order)
     ends = [0, *sorted(cuts), len(WHOLE)]
@@ -146,25 +142,15 @@ def test_logits_computed_in_parts_hold_out_the_same_rows(width: int, rows: int) 
 # Unusual data ---------------------------------------------------------------------------------------
 
 
-def made(change: Callable[[torch.Tensor], torch.Tensor], head: Head | None = None, rows: int = 240) -> Features:
-    usual = example_features(rows, 12, 4)
-    return Features(change(usual.embedding.clone()), head=head or usual.head)
-
-
-def head_of(weight: float = 1, bias: tuple[float, ...] | None = None) -> Head:
-    usual = example_features(10, 12, 4).head
-    assert usual is not None
-    return Head(usual.weight * weight, usual.bias if bias is None else torch.tensor(bias))
-
-
+ROWS, HEAD = WHOLE.embedding, WHOLE.head
 UNUSUAL = {
-    "one class predicted": made(lambda rows: rows, head_of(bias=(1e4, 0.0, 0.0, 0.0))),
-    "logits of zero": made(lambda rows: rows, Head(torch.zeros(4, 12))),
-    "logits of 1e20": made(lambda rows: rows, head_of(1e20)),
-    "no bias": made(lambda rows: rows, Head(head_of().weight)),
-    "two classes": made(lambda rows: rows, Head(head_of().weight[:2])),
-    "negative embeddings": made(lambda rows: -rows - 1),
-    "tiny embeddings": made(lambda rows: rows * 1e-30),
+    "one class predicted": Features(ROWS, head=Head(HEAD.weight, torch.tensor([1e4, 0.0, 0.0, 0.0]))),
+    "logits of zero": Features(ROWS, head=Head(torch.zeros(4, 12))),
+    "logits of 1e20": Features(ROWS, head=Head(HEAD.weight * 1e20, HEAD.bias)),
+    "no bias": Features(ROWS, head=Head(HEAD.weight)),
+    "two classes": Features(ROWS, head=Head(HEAD.weight[:2])),
+    "negative embeddings": Features(-ROWS - 1, head=HEAD),
+    "tiny embeddings": Features(ROWS * 1e-30, head=HEAD),
     "fewer rows than units": example_features(80, 200, 5),
     "a class for every row": Features(torch.eye(200) + 0.01, head=Head(torch.eye(200))),
     "a single class": example_features(200, 12, 1),
@@ -194,8 +180,11 @@ def test_warnings_say_what_was_left_out() -> None:
 IMPOSSIBLE = {
     "3 rows": (example_features(3, 12, 4), "was given 3 rows; it needs at least 20"),
     "one row": (example_features(1, 12, 4), "was given 1 rows; it needs at least 20"),
-    "dead embeddings": (made(torch.zeros_like), "held out all 240 rows"),
-    "embeddings too large to square": (made(lambda rows: rows * 1e30, head_of(1e-30)), "not finite"),
+    "dead embeddings": (Features(torch.zeros_like(ROWS), head=HEAD), "held out all 240 rows"),
+    "embeddings too large to square": (
+        Features(ROWS * 1e30, head=Head(HEAD.weight * 1e-30, HEAD.bias)),
+        "not finite",
+    ),
 }
 
 
@@ -238,9 +227,7 @@ def test_with_other_members_it_is_read_back_from_text() -> None:
     assert describe(again) == describe(detector)
 
 
-def test_a_saved_one_keeps_its_members_if_the_default_members_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitted: DefaultEnsemble, scores: torch.Tensor
-) -> None:
+def test_a_saved_one_keeps_its_members_if_the_default_members_change(tmp_path, monkeypatch, fitted, scores):
     before, members = describe(fitted), default.MEMBERS
     save_detector(fitted, tmp_path / "saved")
     later = ("energy", "knn(k=9)", "vim")
@@ -268,8 +255,12 @@ def test_a_file_that_lacks_a_buffer_is_refused(name: str, tmp_path: Path) -> Non
 # Signed embeddings ----------------------------------------------------------------------------------
 
 
-def test_members_depend_on_whether_activations_are_negative(tmp_path: Path) -> None:
-    signed = Features(WHOLE.embedding - WHOLE.embedding.mean(dim=0), head=WHOLE.head)
+@pytest.fixture
+def signed() -> Features:
+    return Features(ROWS - ROWS.mean(dim=0), head=HEAD)
+
+
+def test_members_depend_on_whether_activations_are_negative(signed: Features, tmp_path: Path) -> None:
     detector = DefaultEnsemble().fit(signed)
     assert {member.spec for member in detector.scoring_members()} == set(default.SIGNED_MEMBERS)
     labelled = with_predicted_labels(signed)
@@ -289,8 +280,7 @@ def test_a_few_negative_activations_do_not_make_an_embedding_signed(share: float
     assert default.is_signed(embedding) == signed
 
 
-def test_members_for_signed_embeddings_can_be_given_or_left_out() -> None:
-    signed = Features(WHOLE.embedding - WHOLE.embedding.mean(dim=0), head=WHOLE.head)
+def test_members_for_signed_embeddings_can_be_given_or_left_out(signed: Features) -> None:
     given = DefaultEnsemble(detectors=("msp", "knn(3)"), signed=("energy", "gen")).fit(signed)
     assert [member.spec for member in given.scoring_members()] == ["energy", "gen"]
     assert parse(given.spec).spec == given.spec
@@ -324,9 +314,7 @@ def test_the_default_depends_on_what_the_features_hold() -> None:
 
 @pytest.mark.parametrize("multilabel", [False, True])
 @pytest.mark.parametrize("head", [WHOLE.head, None], ids=["everything", "logits alone"])
-def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(
-    multilabel: bool, head: Head | None, tmp_path: Path
-) -> None:
+def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(multilabel, head, tmp_path):
     embedding = None if head is None else WHOLE.embedding
     whole = Features(embedding, logits=WHOLE.logits, head=head, multilabel=multilabel)
     detector = default_detector(whole).fit(whole)
@@ -341,9 +329,3 @@ def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
     reordered = default_detector(whole).fit(whole[order])
     torch.testing.assert_close(reordered.score(whole), scores, rtol=1e-4, atol=1e-4)
-
-
-def test_the_usual_default_is_refused_for_a_multi_label_model() -> None:
-    several = Features(WHOLE.embedding, head=WHOLE.head, multilabel=True)
-    with pytest.raises(ArgumentError, match="model is multi-label"):
-        DefaultEnsemble().fit(several)

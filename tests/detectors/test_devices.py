@@ -251,23 +251,20 @@ def test_everything_follows_the_embedding(text, place, rest):
     agree(detector.score(features), usual_scores(text))
 
 
-def test_logits_are_computed_where_the_embedding_is():
-    plain = extracted(200, 12, 4)
+def test_logits_and_biases_are_where_the_embeddings_and_weights_are():
+    plain = rows_for("msp")
     for place, head in ((OTHER, plain.head), (CPU, plain.head.to(OTHER))):
         features = Features(plain.embedding.to(place), head=head)
         assert features.logits.device == place
         torch.testing.assert_close(features.logits.cpu(), plain.logits)
     assert Features(logits=plain.logits.to(OTHER), labels=plain.labels).labels.device == OTHER
-
-
-def test_a_head_is_on_the_device_of_its_weight():
     head = Head(torch.eye(3).to(OTHER), np.ones(3, dtype=np.float32))
     assert head.bias.device == OTHER
     assert head(torch.ones(1, 3).to(OTHER)).tolist() == [[2, 2, 2]]
 
 
 def test_rows_on_another_device_are_split_sliced_and_joined(tmp_path):
-    here = extracted(200, 12, 4)
+    here = rows_for("msp")
     there = here.to(OTHER)
     mask = here.labels == 1
 
@@ -282,6 +279,7 @@ def test_rows_on_another_device_are_split_sliced_and_joined(tmp_path):
     for index in (slice(3, 90), slice(0, 90, 7), [4, 2], mask, torch.tensor([5, 1])):
         same(there[index], here[index])
     same(there[mask.to(OTHER)], here[mask])
+    assert torch.equal(here[mask.to(OTHER)].embedding, here[mask].embedding), "by an index that is elsewhere"
     same(Features.concat([there[:50], there[50:]]), here)
     same(Features.concat(list(there.batches(33))), here)
     there.save(tmp_path / "store")
@@ -289,14 +287,8 @@ def test_rows_on_another_device_are_split_sliced_and_joined(tmp_path):
     assert torch.equal(there.to("cpu").logits, here.logits)
 
 
-def test_rows_are_chosen_by_an_index_that_is_elsewhere():
-    here = extracted(200, 12, 4)
-    mask = (here.labels == 1).to(OTHER)
-    assert torch.equal(here[mask].embedding, here[mask.cpu()].embedding)
-
-
 def test_parts_on_different_devices_are_not_joined():
-    here = extracted(200, 12, 4)
+    here = rows_for("msp")
     with pytest.raises(ArgumentError, match=r"is on mps:0, .* on cpu; move one of them with \.to"):
         Features.concat([here[:50], here[50:].to(OTHER)])
 
@@ -334,15 +326,12 @@ def test_benchmark_and_selection_on_another_device():
     assert benchmark(texts, train=train.to(OTHER), test=test.to(OTHER), ood=moved) == want
     assert benchmark(texts, train=train.to(OTHER), test=test, ood=ood) == want
     choice = select(train=train, held_out=test, outliers=ood, candidates=texts)
-    assert (
-        select(train=train.to(OTHER), held_out=test.to(OTHER), outliers=moved, candidates=texts).candidates
-        == choice.candidates
+    again = select(train=train.to(OTHER), held_out=test.to(OTHER), outliers=moved, candidates=texts)
+    assert again.candidates == choice.candidates
+    one, other = (
+        select_p(parse("dice"), train=rows, held_out=test, outliers=ood["noise"]) for rows in (train, train.to(OTHER))
     )
-    options = {"held_out": test, "outliers": ood["noise"]}
-    assert (
-        select_p(parse("dice"), train=train.to(OTHER), **options).curve
-        == select_p(parse("dice"), train=train, **options).curve
-    )
+    assert one.curve == other.curve
 
 
 # Guards -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Mahalanobis: the distances of a loop over classes, and the paper's method over layers and after input steps."""
 
 import copy
+import re
 import sys
 import warnings
 
@@ -108,12 +109,9 @@ def test_directions_below_1e_10_of_the_largest_variance_are_left_out(thin, left_
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_labels_are_integers_of_any_type(dtype):
     rows, labels = labelled([30, 40], 5)
+    features = as_features(rows, labels)
     detector = Mahalanobis().fit(as_features(rows, labels.to(dtype)))
-    assert torch.equal(detector.score(as_features(rows, labels)), plain_scores(rows, labels))
-
-
-def plain_scores(rows, labels):
-    return Mahalanobis().fit(as_features(rows, labels)).score(as_features(rows, labels))
+    assert torch.equal(detector.score(features), Mahalanobis().fit(features).score(features))
 
 
 # Warnings of a fit ------------------------------------------------------------------------------------
@@ -208,7 +206,9 @@ def test_steps_learned_from_different_rows_are_not_confused():
     model = smooth()
     one, twin, other = (fitted(model, Mahalanobis(epsilon=0.05), rows=rows) for rows in (80, 80, 60))
     assert len(steps_of([one, twin])) == 1
-    with pytest.raises(ArgumentError, match="fitted on different rows"):
+    with pytest.raises(
+        ArgumentError, match="fitted on different rows need the step " + re.escape(repr(one.steps()[0].name))
+    ):
         steps_of([one, other])
 
 
@@ -270,31 +270,20 @@ def tuned_twin(model, sizes):
     return slow.best_combination(inside, outside, sizes)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.05])
-def test_layers_are_combined_as_by_a_loop_over_layers_and_images(epsilon):
+@pytest.mark.parametrize(("epsilon", "sizes"), [(0.0, (0.0,)), (0.05, (0.05,)), (None, (0.0, 0.05, 0.2))])
+def test_layers_are_combined_as_by_a_loop_and_the_step_has_the_lowest_fpr95(epsilon, sizes, monkeypatch):
+    monkeypatch.setattr(Mahalanobis, "grid", sizes)
     detector, model = layered(epsilon)
+    size, decide = tuned_twin(model, sizes)
+    assert detector.step_size == size
+    assert size == (0.05 if epsilon is None else epsilon), "neither the first nor the last, so it was chosen"
     images = small(10, seed=12)
     features = features_for(detector, model, images.float())
-    closeness = slow.closeness(distance_twins(model), images.numpy(), [epsilon])[epsilon]
+    closeness = slow.closeness(distance_twins(model), images.numpy(), [size])[size]
     for gaussian, column, want in zip(detector.gaussians, detector.scores_from, closeness.T, strict=True):
         np.testing.assert_allclose(-gaussian(features.column(column)), want, rtol=1e-3, err_msg=column)
-    size, decide = tuned_twin(model, [epsilon])
-    assert size == detector.step_size == epsilon
     want = decide(closeness)
     np.testing.assert_allclose(detector.score(features), want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
-
-
-def test_the_step_over_layers_is_the_one_with_the_lowest_fpr95(monkeypatch):
-    sizes = (0.0, 0.05, 0.2)
-    monkeypatch.setattr(Mahalanobis, "grid", sizes)
-    detector, model = layered(None)
-    size, decide = tuned_twin(model, sizes)
-    assert size == 0.05, "otherwise the test could pass without a choice"
-    assert detector.step_size == size
-    images = small(10, seed=12)
-    want = decide(slow.closeness(distance_twins(model), images.numpy(), [size])[size])
-    got = detector.score(features_for(detector, model, images.float()))
-    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
 
 
 def test_a_constant_layer_does_not_break_the_regression():

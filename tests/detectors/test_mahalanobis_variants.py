@@ -37,9 +37,7 @@ def of_classes(*counts: int, width: int = 6, seed: int = 0) -> Features:
     seed=st.integers(0, 10_000),
     ridge=st.sampled_from([1e-4, 1e-2, 1.0]),
 )
-def test_ddu_matches_the_reference_also_with_fewer_rows_than_units(
-    counts: list[int], width: int, seed: int, ridge: float
-) -> None:
+def test_ddu_matches_the_reference_also_with_fewer_rows_than_units(counts, width, seed, ridge):
     train, test = of_classes(*counts, width=width, seed=seed), of_classes(3, 3, width=width, seed=seed + 1)
     got = DDU(ridge=ridge).fit(train).score(Features(test.embedding, head=train.head))
     want = slow.ddu(reference_rows(train, Features(test.embedding, head=train.head)), ridge)

@@ -11,9 +11,7 @@ from oodles.testing import example_features
 
 @pytest.mark.parametrize("text", ["knn(7)", "nnguide(7)"])
 @pytest.mark.parametrize("chunk", [1, 5, 120])
-def test_a_bank_compared_in_chunks_gives_the_same_neighbours(
-    text: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bank_compared_in_chunks_gives_the_same_neighbours(text, chunk, monkeypatch):
     features = active(120, 9, 4, 0)
     detector = parse(text).fit(features)
     want = detector.score(features)

@@ -4,8 +4,6 @@ import pytest
 
 from oodles.detectors import DICE, GODIN, KNN, ODIN, Detector, Energy, Mahalanobis, RankEnsemble, parse
 from oodles.detectors.network_detector import is_tuned, layers_of, needs_network, steps_of
-from oodles.errors import ArgumentError
-from oodles.steps import Step
 
 
 def test_equal_numbers_are_one_step_however_they_are_written() -> None:
@@ -27,23 +25,6 @@ def test_equal_numbers_are_one_step_however_they_are_written() -> None:
 )
 def test_steps_that_differ_in_any_setting_are_distinct(one: Detector, other: Detector) -> None:
     assert len(steps_of([one, other])) == 2
-
-
-class Learned(ODIN):
-    """Its step has the same name whatever it was learned from."""
-
-    def __init__(self, identity: str) -> None:
-        super().__init__(epsilon=0.1)
-        self.identity = identity
-
-    def step(self, epsilon: float) -> Step:
-        return Step("mine", super().step(epsilon).objective, epsilon, identity=self.identity)
-
-
-def test_one_name_for_two_objectives_is_refused() -> None:
-    assert len(steps_of([Learned("a"), Learned("a")])) == 1
-    with pytest.raises(ArgumentError, match="fitted on different rows need the step 'mine'"):
-        steps_of([Learned("a"), Learned("b")])
 
 
 def test_layers_are_listed_once_each_in_order() -> None:

@@ -29,66 +29,37 @@ def test_without_a_step_odin_is_the_tempered_softmax_bit_for_bit():
     assert torch.equal(ODIN(epsilon=0.0, temperature=3.0).score(features), MSP(temperature=3.0).score(features))
 
 
-def test_without_a_step_odin_costs_one_forward_pass_and_no_backward_pass():
-    model = smooth()
-    features_for([ODIN(epsilon=0.0)], model, small(6), head=False)
-    assert (model.forwards, model.backwards) == ([6], [])
-
-
 @pytest.mark.parametrize("temperature", [1.0, 1000.0])
 @pytest.mark.parametrize("std", [(), (0.2, 0.5, 2.0)])
-def test_odin_matches_the_reference_image_by_image(temperature, std):
+@pytest.mark.parametrize(("kind", "twin", "epsilon"), [(ODIN, slow.odin, 0.05), (IODIN, slow.iodin, 0.5)])
+def test_scores_match_the_reference_image_by_image(kind, twin, epsilon, temperature, std):
     model, images = smooth(), small(8, seed=3)
-    detector = ODIN(temperature=temperature, epsilon=0.05, std=std)
-    want = [slow.odin(plain(model), image, temperature, 0.05, std) for image in images.numpy()]
+    detector = kind(temperature=temperature, epsilon=epsilon, std=std)
+    want = [twin(plain(model), image, temperature, epsilon, std) for image in images.numpy()]
     np.testing.assert_allclose(detector.score(features_for([detector], model, images)), want, rtol=2e-6)
-
-
-# iODIN --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [1.0, 1000.0])
-@pytest.mark.parametrize("std", [(), (0.2, 0.5, 2.0)])
-def test_iodin_matches_the_reference_image_by_image(temperature, std):
-    model, images = smooth(), small(8, seed=3)
-    detector = IODIN(temperature=temperature, epsilon=0.5, std=std)
-    want = [slow.iodin(plain(model), image, temperature, 0.5, std) for image in images.numpy()]
-    got = detector.score(features_for([detector], model, images))
-    np.testing.assert_allclose(got, want, rtol=2e-6)
-    full = ODIN(temperature=temperature, epsilon=0.5, std=std)
-    assert not np.allclose(full.score(features_for([full], model, images)), want, rtol=1e-5)
-
-
-def test_iodin_and_odin_share_the_backward_pass_and_not_the_step():
-    model = smooth()
-    detectors = [ODIN(epsilon=0.1), IODIN(epsilon=0.1)]
-    assert len({step.name for step in steps_of(detectors)}) == 2
-    features_for(detectors, model, small(6), head=False)
-    assert (model.forwards, model.backwards) == ([6, 6, 6], [6])
+    if kind is IODIN:
+        full = ODIN(temperature=temperature, epsilon=epsilon, std=std)
+        assert not np.allclose(full.score(features_for([full], model, images)), want, rtol=1e-5)
 
 
 # Passes are shared ----------------------------------------------------------------------------------
 
 
-def test_steps_at_one_temperature_share_the_backward_pass():
+@pytest.mark.parametrize(
+    ("detectors", "steps", "backwards"),
+    [
+        ([ODIN(epsilon=0.0)], 0, []),
+        ([ODIN(epsilon=0.1), ODIN(epsilon=0.1), ODIN(epsilon=0.0), Energy()], 1, [6]),
+        ([ODIN(epsilon=0.1), ODIN(epsilon=0.2), ODIN(epsilon=0.1, std=(0.5, 0.5, 0.5))], 3, [6]),
+        ([ODIN(epsilon=0.1), IODIN(epsilon=0.1)], 2, [6]),
+        ([ODIN(epsilon=0.1), ODIN(epsilon=0.1, temperature=1.0)], 2, [6, 6]),
+    ],
+)
+def test_a_step_is_one_forward_pass_and_a_temperature_one_backward_pass(detectors, steps, backwards):
     model = smooth()
-    detectors = [ODIN(epsilon=0.1), ODIN(epsilon=0.2), ODIN(epsilon=0.1, std=(0.5, 0.5, 0.5))]
+    assert len({step.name for step in steps_of(detectors)}) == len(steps_of(detectors)) == steps
     features_for(detectors, model, small(6), head=False)
-    assert (model.forwards, model.backwards) == ([6, 6, 6, 6], [6])
-
-
-def test_another_temperature_is_one_more_backward_pass():
-    model = smooth()
-    features_for([ODIN(epsilon=0.1), ODIN(epsilon=0.1, temperature=1.0)], model, small(6), head=False)
-    assert (model.forwards, model.backwards) == ([6, 6, 6], [6, 6])
-
-
-def test_a_step_that_two_detectors_need_runs_once():
-    model = smooth()
-    detectors = [ODIN(epsilon=0.1), ODIN(epsilon=0.1), ODIN(epsilon=0.0), Energy()]
-    assert len(steps_of(detectors)) == 1
-    features_for(detectors, model, small(6), head=False)
-    assert (model.forwards, model.backwards) == ([6, 6], [6])
+    assert (model.forwards, model.backwards) == ([6] * (1 + steps), backwards)
 
 
 def test_tuning_runs_each_step_of_the_grid_once_for_all_detectors():

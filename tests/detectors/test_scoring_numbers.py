@@ -1,6 +1,7 @@
 """Scores of rows that are huge, tiny or not finite, and the memory that scoring takes."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -16,13 +17,11 @@ from oodles.testing import example_features
 pytestmark = pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
 
 SPECS = [detector.spec for detector in detector_list()]
-FITTED: dict[str, Detector] = {}
 
 
+@cache
 def fitted(spec: str) -> Detector:
-    if spec not in FITTED:
-        FITTED[spec] = parse(spec).fit(example_features())
-    return FITTED[spec]
+    return parse(spec).fit(example_features())
 
 
 # Numbers ------------------------------------------------------------------------------------------

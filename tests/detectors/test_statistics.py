@@ -17,76 +17,83 @@ from oodles.detectors.statistics import ClassMoments, Mean, Moments, RowSample, 
 
 # Moments ----------------------------------------------------------------------------------------
 
-
-def rows_of(count, width, *, seed=0, offset=0.0, spread=1.0):
-    draw = np.random.default_rng(seed)
-    mixed = draw.normal(size=(count, width)) @ draw.normal(size=(width, width))
-    return torch.from_numpy(offset + spread * mixed)
+KINDS = pytest.mark.parametrize("kind", [Moments, ClassMoments])
+COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any)
 
 
-def folded(parts):
-    moments = Moments()
-    for part in parts:
-        moments.add(part)
+def folded(moments, parts, classes):
+    """Add parts, each rows and labels."""
+    for rows, labels in parts:
+        moments.add(rows, *((labels, classes) if isinstance(moments, ClassMoments) else ()))
     return moments
 
 
-def assert_moments_of(moments, rows, *, rtol=1e-10):
-    values = rows.double().numpy()
-    covariance = np.atleast_2d(np.cov(values, rowvar=False, bias=True))
-    size = max(float(np.abs(covariance).max()), 1e-300)
-    assert moments.count == len(rows)
-    assert moments.mean().dtype == moments.covariance().dtype == torch.float64
-    np.testing.assert_allclose(moments.mean().numpy(), values.mean(axis=0), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(moments.covariance().numpy() / size, covariance / size, atol=rtol)
+def assert_moments_of(moments, rows, labels, *, tolerance=1e-10):
+    if isinstance(moments, ClassMoments):
+        counts, means, covariance = moments.counts.tolist(), moments.means(), moments.within()
+    else:  # those of one class
+        counts, means, covariance = [moments.count], moments.mean()[None], moments.covariance()
+        labels = torch.zeros_like(labels)
+    assert counts == torch.bincount(labels, minlength=len(counts)).tolist()
+    assert means.dtype == covariance.dtype == torch.float64
+    for label, mean in slow.class_means(rows.double().numpy(), labels.numpy()).items():
+        np.testing.assert_allclose(means[label], mean, rtol=1e-14, atol=1e-12)
+    want = slow.within(rows.double().numpy(), labels.numpy())
+    np.testing.assert_allclose(covariance, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max()))
 
 
-@given(count=st.integers(1, 60), width=st.integers(1, 6), seed=st.integers(0, 999), cuts=st.lists(st.integers(1, 59)))
-def test_any_split_into_batches_gives_numpys_mean_and_covariance(count, width, seed, cuts):
-    rows = rows_of(count, width, seed=seed)
-    ends = sorted({0, count, *(cut for cut in cuts if cut < count)})
-    assert_moments_of(folded(rows[a:b] for a, b in itertools.pairwise(ends)), rows)
+@KINDS
+@settings(max_examples=60, deadline=None)
+@given(counts=COUNTS, width=st.integers(1, 6), seed=st.integers(0, 999), cuts=st.lists(st.integers(1, 59)))
+def test_any_split_into_batches_gives_the_same_moments(kind, counts, width, seed, cuts):
+    rows, labels = labelled(counts, width, seed=seed)
+    ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    parts = [(rows[a:b], labels[a:b]) for a, b in itertools.pairwise(ends)]
+    assert_moments_of(folded(kind(), parts, len(counts)), rows, labels)
 
 
-@given(seed=st.integers(0, 999), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5), order=st.randoms())
-def test_merging_in_any_order_is_one_pass(seed, sizes, order):
-    rows = rows_of(sum(sizes), 4, seed=seed)
-    parts = list(rows.split(sizes))
+@KINDS
+@settings(max_examples=60, deadline=None)
+@given(counts=COUNTS, seed=st.integers(0, 999), pieces=st.integers(1, 5), order=st.randoms())
+def test_merging_in_any_order_is_one_pass(kind, counts, seed, pieces, order):
+    rows, labels = labelled(counts, 4, seed=seed)
+    parts = list(zip(rows.tensor_split(pieces), labels.tensor_split(pieces), strict=True))
+    parts = [part for part in parts if len(part[0])]
     order.shuffle(parts)
-    pieces = [folded([part]) for part in parts]
-    whole = Moments()
-    for piece, part in zip(pieces, parts, strict=True):
+    whole = kind()
+    for part in parts:
+        piece = folded(kind(), [part], len(counts))
         whole.merge(piece)
-        assert_moments_of(piece, part)
-    assert_moments_of(whole, rows)
+        assert_moments_of(piece, *part)
+    assert_moments_of(whole, rows, labels)
 
 
-def test_merging_with_empty_moments_changes_nothing():
-    rows = rows_of(9, 3)
-    one = folded([rows])
-    one.merge(Moments())
-    assert_moments_of(one, rows)
-    other = Moments()
+@KINDS
+def test_merging_with_empty_moments_changes_nothing(kind):
+    rows, labels = labelled([4, 5], 3)
+    one = folded(kind(), [(rows, labels)], 2)
+    one.merge(kind())
+    assert_moments_of(one, rows, labels)
+    other = kind()
     other.merge(one)
-    other.add(rows_of(5, 3, seed=1))
-    assert_moments_of(one, rows)
-    assert_moments_of(other, torch.cat([rows, rows_of(5, 3, seed=1)]))
+    folded(other, [(rows + 1, labels)], 2)
+    assert_moments_of(one, rows, labels)
+    assert_moments_of(other, torch.cat([rows, rows + 1]), torch.cat([labels, labels]))
 
 
+@KINDS
 @pytest.mark.parametrize("batch", [1, 7, 1000])
-def test_a_large_mean_does_not_cost_precision(batch):
-    centred = rows_of(1000, 4, seed=2)
-    rows = 1e6 + centred
-    moments = folded(rows.split(batch))
-    exact = np.cov((rows.numpy() - 1e6), rowvar=False, bias=True)
-    np.testing.assert_allclose(moments.covariance().numpy(), exact, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(moments.mean().numpy(), 1e6 + (rows.numpy() - 1e6).mean(axis=0), rtol=1e-14)
+def test_a_large_mean_does_not_cost_precision(kind, batch):
+    rows, labels = labelled([300, 200], 3)
+    moments = folded(kind(), zip((rows + 1e6).split(batch), labels.split(batch), strict=True), 2)
+    assert_moments_of(moments, rows + 1e6, labels, tolerance=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_rows_are_summed_in_float64(dtype):
-    rows = (100 + rows_of(5000, 3, seed=3, spread=0.5)).to(dtype)
-    assert_moments_of(folded(rows.split(64)), rows)
+    rows, labels = labelled([5000], 3)
+    rows = (100 + rows).to(dtype)
+    assert_moments_of(folded(Moments(), zip(rows.split(64), labels.split(64), strict=True), 1), rows, labels)
 
 
 def test_the_mean_is_summed_in_float64():
@@ -98,84 +105,14 @@ def test_the_mean_is_summed_in_float64():
     assert mean.value().item() == (2.0**25 + 8) / 9
 
 
-# Class moments ----------------------------------------------------------------------------------
-
-
-def class_moments(parts, classes):
-    moments = ClassMoments()
-    for rows, labels in parts:
-        moments.add(rows, labels, classes)
-    return moments
-
-
-def assert_class_moments_of(moments, rows, labels, classes):
-    means = slow.class_means(rows.double().numpy(), labels.numpy())
-    assert moments.counts.tolist() == [int((labels == label).sum()) for label in range(classes)]
-    assert moments.means().dtype == moments.within().dtype == torch.float64
-    for label, mean in means.items():
-        np.testing.assert_allclose(moments.means()[label], mean, rtol=1e-10, atol=1e-10)
-    want = slow.within(rows.double().numpy(), labels.numpy())
-    np.testing.assert_allclose(moments.within(), want, rtol=1e-9, atol=1e-9)
-
-
-COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any)
-
-
-@settings(max_examples=40, deadline=None)
-@given(counts=COUNTS, width=st.integers(1, 5), seed=st.integers(0, 999), cuts=st.lists(st.integers(1, 59)))
-def test_any_split_into_batches_gives_the_moments_of_each_class(counts, width, seed, cuts):
-    rows, labels = labelled(counts, width, seed=seed)
-    ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    parts = [(rows[a:b], labels[a:b]) for a, b in itertools.pairwise(ends)]
-    assert_class_moments_of(class_moments(parts, len(counts)), rows, labels, len(counts))
-
-
-@settings(max_examples=30, deadline=None)
-@given(counts=COUNTS, seed=st.integers(0, 999), pieces=st.integers(1, 5), order=st.randoms())
-def test_merging_class_moments_in_any_order_is_one_pass(counts, seed, pieces, order):
-    rows, labels = labelled(counts, 3, seed=seed)
-    parts = list(zip(rows.tensor_split(pieces), labels.tensor_split(pieces), strict=True))
-    parts = [part for part in parts if len(part[0])]
-    order.shuffle(parts)
-    whole = ClassMoments()
-    for part in parts:
-        piece = class_moments([part], len(counts))
-        whole.merge(piece)
-        assert_class_moments_of(piece, *part, len(counts))
-    assert_class_moments_of(whole, rows, labels, len(counts))
-
-
-def test_merging_with_empty_class_moments_changes_nothing():
-    rows, labels = labelled([4, 5], 3)
-    one = class_moments([(rows, labels)], 2)
-    one.merge(ClassMoments())
-    assert_class_moments_of(one, rows, labels, 2)
-    other = ClassMoments()
-    other.merge(one)
-    other.add(rows + 1, labels, 2)
-    assert_class_moments_of(one, rows, labels, 2)
-    assert_class_moments_of(other, torch.cat([rows, rows + 1]), torch.cat([labels, labels]), 2)
-
-
-def test_large_class_means_do_not_cost_precision():
-    rows, labels = labelled([300, 200], 3)
-    moments = class_moments(zip((rows + 1e6).split(7), labels.split(7), strict=True), 2)
-    np.testing.assert_allclose(moments.within(), slow.within(rows.numpy(), labels.numpy()), rtol=1e-7, atol=1e-7)
-
-
 # Samples ----------------------------------------------------------------------------------------
 
 
-def sampled(rows, limit):
-    sample = RowSample(limit)
-    sample.add(rows)
-    return sample.rows()
-
-
-def test_a_sample_does_not_prefer_large_or_small_values():
-    rows = torch.rand(500, 7, generator=torch.Generator().manual_seed(0))
-    for shift in (0.0, 1.0, 2.0):
-        assert abs(float(sampled(rows + shift, 100).mean()) - shift - 0.5) < 0.1
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
+def test_a_sample_does_not_prefer_large_or_small_values(shift):
+    sample = RowSample(100)
+    sample.add(torch.rand(500, 7, generator=torch.Generator().manual_seed(0)) + shift)
+    assert abs(float(sample.rows().mean()) - shift - 0.5) < 0.1
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])

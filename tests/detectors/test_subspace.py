@@ -1,7 +1,5 @@
 """ViM, Residual, NECO and pNML: their formulas, and the dimensions that are refused."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from reference import detectors as slow
 from support.detector_data import reference_rows
 
-from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
@@ -51,8 +48,6 @@ def test_more_principal_directions_than_units_are_refused() -> None:
 def test_vim_refuses_logits_that_are_not_positive() -> None:
     """The scale of the residual would be negative, which would reverse the ranking."""
     features = example_features()
-    assert features.head is not None
-    assert features.head.bias is not None
     low = Features(features.embedding, head=Head(features.head.weight, features.head.bias - 1e4))
     with pytest.raises(DataError, match="one of them is not positive; use Residual"):
         parse("vim").fit(low)
@@ -77,9 +72,7 @@ def signed(rows: int, width: int, classes: int, seed: int, *, length: float = 1.
     seed=st.integers(0, 10_000),
     length=st.sampled_from([1e-3, 1.0, 1e4]),
 )
-def test_pnml_matches_the_reference_also_with_fewer_rows_than_units(
-    rows: int, width: int, classes: int, seed: int, length: float
-) -> None:
+def test_pnml_matches_the_reference_also_with_fewer_rows_than_units(rows, width, classes, seed, length):
     train = signed(rows, width, classes, seed, length=length)
     test = Features(torch.cat([train.embedding[:3], signed(6, width, classes, seed + 1).embedding]), head=train.head)
     got, want = parse("pnml").fit(train).score(test), slow.pnml(reference_rows(labelled(train), test))
@@ -106,11 +99,8 @@ def test_pnml_sees_what_lies_outside_the_span_of_the_training_rows() -> None:
 
 def test_pnml_does_not_call_an_embedding_of_zeros_the_most_id() -> None:
     features = example_features()
-    scores = (
-        parse("pnml")
-        .fit(features)
-        .score(Features(torch.cat([torch.zeros(1, 24), features.embedding]), head=features.head))
-    )
+    with_zeros = Features(torch.cat([torch.zeros(1, 24), features.embedding]), head=features.head)
+    scores = parse("pnml").fit(features).score(with_zeros)
     assert scores[0] < scores[1:].min()
 
 
@@ -142,11 +132,8 @@ def test_pnml_with_one_or_two_classes(classes: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [6, 400])
-def test_pnml_passes_every_check_with_and_without_a_part_outside(rows: int, tmp_path: Path) -> None:
+def test_pnml_passes_every_check_with_and_without_a_part_outside(rows: int) -> None:
     """With 400 rows nothing is outside, and an empty tensor is saved and exported."""
     features = signed(rows * 3, 9 if rows == 400 else 24, 4, seed=0)
     check_detector(parse("pnml"), labelled(features))
-    detector = parse("pnml").fit(features)
-    assert detector.outside_.shape[1] == (0 if rows == 400 else 6)
-    save_detector(detector, tmp_path / "detector")
-    assert torch.equal(load_detector(tmp_path / "detector").score(features), detector.score(features))
+    assert parse("pnml").fit(features).outside_.shape[1] == (0 if rows == 400 else 6)

@@ -8,7 +8,7 @@ from support.detector_data import active, assert_matches
 
 from oodles.detectors import parse
 from oodles.errors import FitWarning
-from oodles.features import Features
+from oodles.features import Features, Head
 from oodles.testing import example_features
 
 # OpenMax ----------------------------------------------------------------------------------------
@@ -40,23 +40,13 @@ def test_openmax_takes_from_the_logits_as_they_are() -> None:
 def test_openmax_with_fewer_classes_than_it_looks_at(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(60, classes, generator=generator).abs()
-    embedding = torch.zeros(60, 2)
-    features = Features(embedding, logits=logits, labels=logits.argmax(dim=1))
-    scores = parse("openmax").fit(features).score(features)
-    rows = slow.Rows(
-        *(np.zeros((60, 2)), logits.double().numpy(), features.column("labels").numpy()),
-        np.zeros((classes, 2)),
-        np.zeros(classes),
-        np.zeros((60, 2)),
-        logits.double().numpy(),
-    )
-    np.testing.assert_allclose(scores, slow.openmax(rows, 20, 10), rtol=2e-4, atol=2e-4)
+    head = Head(torch.eye(classes))
+    features = Features(logits, logits=logits, labels=logits.argmax(dim=1), head=head)
+    assert_matches("openmax", lambda rows: slow.openmax(rows, 20, 10), (features, features))
 
 
 def test_a_class_without_rows_keeps_its_logit_in_openmax() -> None:
     features = example_features(90, 10, 3)
-    head = features.head
-    assert head is not None
     without = features[features.column("labels") != 2]
     detector = parse("openmax(top=1)").fit(without)
     far = torch.tensor([[0.0, 0.0, 500.0], [500.0, 0.0, 0.0]])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import weiper as slow
+from support.detector_data import active
 from support.networks import one_thread  # noqa: F401
 from torch import nn
 
@@ -26,13 +27,6 @@ eighths = st.integers(-80, 80).map(lambda number: number / 8)
 
 def arrays(*tensors):
     return [tensor.detach().double().numpy() for tensor in tensors]
-
-
-def noisy_embeddings(rows, width, classes, seed):
-    """Embeddings without equal values, and their head."""
-    features = example_features(rows, width, classes, seed)
-    generator = torch.Generator().manual_seed(seed + 77)
-    return features.embedding + 0.05 * torch.rand(rows, width, generator=generator), features.head
 
 
 # Histograms -----------------------------------------------------------------------------------------
@@ -143,9 +137,8 @@ def test_the_copies_depend_on_the_seed_alone(features):
     biased=st.booleans(),
 )
 def test_scores_agree_with_the_reference(seed, repeats, bins, smooth_, smooth_logits, biased):
-    train, head = noisy_embeddings(12, 10, 3, seed)
-    test, _ = noisy_embeddings(4, 10, 3, seed + 1)
-    head = head if biased else Head(head.weight)
+    plain, test = active(12, 10, 3, seed), active(4, 10, 3, seed + 1).embedding
+    train, head = plain.embedding, plain.head if biased else Head(plain.head.weight)
     detector = WeiPer(repeats=repeats, bins=bins, smooth=smooth_, smooth_logits=smooth_logits, weight=1.5, confidence=2)
     detector.fit(Features(train, head=head))
     bias = np.zeros(3) if head.bias is None else arrays(head.bias)[0]

@@ -72,11 +72,6 @@ def largest(row, percentile):
     return sorted(range(len(row)), key=lambda place: -row[place])[: kept_units(len(row), percentile)]
 
 
-def ratio(row, percentile):
-    top = sum(max(row[place], 0.0) for place in largest(row, percentile))
-    return min(sum(max(value, 0.0) for value in row) / top, 80.0) if top else 1.0
-
-
 def pruned(row, percentile):
     return [value if place in largest(row, percentile) else 0.0 for place, value in enumerate(row)]
 
@@ -87,11 +82,11 @@ def binarised(row, percentile):
 
 
 def scaled(row, percentile):
-    return [value * math.exp(ratio(row, percentile)) for value in row]
+    return [value * math.exp(slow.ratio(row, kept_units(len(row), percentile))) for value in row]
 
 
 def pruned_and_scaled(row, percentile):
-    return [value * math.exp(ratio(row, percentile)) for value in pruned(row, percentile)]
+    return pruned(scaled(row, percentile), percentile)
 
 
 @pytest.mark.parametrize("percentile", PERCENTILES)
@@ -119,22 +114,20 @@ def test_a_row_with_one_large_activation_among_many_does_not_overflow(shape):
 def test_clipping_and_the_ends_of_a_range():
     row = torch.tensor([[-1.0, 0.2, 0.5, 1.0, 3.0, torch.nan]])
     assert clip(row, 1.0)[0, :5].tolist() == pytest.approx([-1.0, 0.2, 0.5, 1.0, 1.0])
+    assert clip(row, torch.tensor(0.75))[0, 2:5].tolist() == [0.5, 0.75, 0.75]
+    assert row[0, 4] == 3.0, "what is given stays as it is"
     got = between(row, torch.tensor(0.5), torch.tensor(1.0))
     assert got[0, :5].tolist() == [0.0, 0.0, 0.5, 1.0, 1.0], "what equals an end is inside"
     assert got[0, 5].isnan()
     assert clip(row, 1.0)[0, 5].isnan()
 
 
-@pytest.mark.parametrize("shape", [keep_top, binarise_top, scale_rows, prune_and_scale, top_ratio])
+@pytest.mark.parametrize("shape", [keep_top, binarise_top, scale_rows, prune_and_scale, top_ratio, prefix_ratio])
 def test_units_are_in_the_last_dimension(shape):
     both = torch.stack([ROWS[:10], ROWS[10:]])
-    torch.testing.assert_close(shape(both, 80), torch.stack([shape(part, 80) for part in both]))
-
-
-def test_units_of_rows_with_a_number_each_are_in_the_last_dimension():
-    both, kept = torch.stack([ROWS[:10], ROWS[10:]]), torch.arange(1, 11)
-    want = torch.stack([prefix_ratio(part, kept) for part in both])
-    torch.testing.assert_close(prefix_ratio(both, torch.stack([kept, kept])), want)
+    numbers = torch.arange(1, 21).view(2, 10) if shape is prefix_ratio else [80, 80]
+    want = torch.stack([shape(part, number) for part, number in zip(both, numbers, strict=True)])
+    torch.testing.assert_close(shape(both, numbers if shape is prefix_ratio else 80), want)
 
 
 @pytest.mark.parametrize("shape", [scale_rows, prune_and_scale])

@@ -9,22 +9,14 @@ Mask = npt.NDArray[np.bool_]
 
 def contributions(weight: Array, embedding: Array, label: int) -> Array:
     """``W[c, i] * h[n, i]`` for one class; ``(n, m)``."""
-    values = np.zeros(embedding.shape)
-    for n in range(embedding.shape[0]):
-        for i in range(embedding.shape[1]):
-            values[n, i] = float(weight[label, i]) * float(embedding[n, i])
-    return values
+    return np.array([[float(w) * float(h) for w, h in zip(weight[label], row, strict=True)] for row in embedding])
 
 
 def covariance(values: Array) -> Array:
     """Entry by entry; divided by the number of rows."""
     rows, columns = values.shape
-    means = [sum(values[n, i] for n in range(rows)) / rows for i in range(columns)]
-    matrix = np.zeros((columns, columns))
-    for i in range(columns):
-        for j in range(columns):
-            matrix[i, j] = sum((values[n, i] - means[i]) * (values[n, j] - means[j]) for n in range(rows)) / rows
-    return matrix
+    apart = values - [sum(values[n, i] for n in range(rows)) / rows for i in range(columns)]
+    return np.array([[sum(apart[:, i] * apart[:, j]) / rows for j in range(columns)] for i in range(columns)])
 
 
 def id_order(weight: Array, id_embedding: Array, label: int) -> list[int]:

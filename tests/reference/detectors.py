@@ -7,6 +7,9 @@ test row.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from reference import adascale
+from reference.gradient import class_means, distance, within
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp, softmax
 
@@ -40,9 +43,12 @@ def top_units(h: Array, percentile: float) -> Array:
 
 
 def ratio(h: Array, percentile: float) -> float:
-    positive = np.maximum(h, 0)
-    top = positive[top_units(positive, percentile)].sum()
-    return 1.0 if top == 0 else min(positive.sum() / top, 80.0)
+    return adascale.ratio(h, kept(len(h), percentile))
+
+
+def on_top(h: Array, percentile: float, values: Array) -> Array:
+    """The values at one row's largest units, and zeros elsewhere."""
+    return np.where(np.isin(np.arange(len(h)), top_units(h, percentile)), values, 0.0)
 
 
 def shaped(rows: Rows, shape, score=energy) -> Array:
@@ -50,30 +56,19 @@ def shaped(rows: Rows, shape, score=energy) -> Array:
 
 
 def ash_p(rows: Rows, percentile: float) -> Array:
-    def shape(h: Array) -> Array:
-        out = np.zeros_like(h)
-        out[top_units(h, percentile)] = h[top_units(h, percentile)]
-        return out
-
-    return shaped(rows, shape)
+    return shaped(rows, lambda h: on_top(h, percentile, h))
 
 
 def ash_b(rows: Rows, percentile: float) -> Array:
     def shape(h: Array) -> Array:
-        out = np.zeros_like(h)
-        out[top_units(np.maximum(h, 0), percentile)] = np.maximum(h, 0).sum() / kept(len(h), percentile)
-        return out
+        positive = np.maximum(h, 0)
+        return on_top(positive, percentile, positive.sum() / kept(len(h), percentile))
 
     return shaped(rows, shape)
 
 
 def ash_s(rows: Rows, percentile: float) -> Array:
-    def shape(h: Array) -> Array:
-        out = np.zeros_like(h)
-        out[top_units(h, percentile)] = h[top_units(h, percentile)] * np.exp(ratio(h, percentile))
-        return out
-
-    return shaped(rows, shape)
+    return shaped(rows, lambda h: on_top(h, percentile, h * np.exp(ratio(h, percentile))))
 
 
 def scale(rows: Rows, percentile: float) -> Array:
@@ -147,39 +142,10 @@ def temp_scale(rows: Rows) -> Array:
     return np.array([log_softmax(inverse * z).max() for z in rows.test_z])
 
 
-def gradnorm(rows: Rows, temperature: float = 1.0) -> Array:
-    """The gradient matrix itself, entry by entry."""
-    scores = []
-    for h, z in zip(rows.test_h, rows.test_z, strict=True):
-        v = (softmax(z / temperature) - 1 / len(z)) / temperature
-        scores.append(np.abs(np.outer(v, h)).sum())
-    return np.array(scores)
-
-
-def grad_uncertainty(rows: Rows) -> Array:
-    return np.array(
-        [(np.outer(len(z) * softmax(z) - 1, h) ** 2).sum() for h, z in zip(rows.test_h, rows.test_z, strict=True)]
-    )
-
-
-def exgrad(rows: Rows) -> Array:
-    scores = []
-    for h, z in zip(rows.test_h, rows.test_z, strict=True):
-        p = softmax(z)
-        expected = sum(p[y] * np.abs(np.outer(p - np.eye(len(z))[y], h)).sum() for y in range(len(z)))
-        scores.append(-expected)
-    return np.array(scores)
-
-
-def class_parts(h: Array, y: Array) -> tuple[list[Array], Array, Array]:
-    """Class means, the shared covariance, the counts."""
-    labels = np.unique(y)
-    means = [h[y == c].mean(axis=0) for c in labels]
-    scatter = sum(
-        (row - means[list(labels).index(c)])[:, None] * (row - means[list(labels).index(c)])
-        for row, c in zip(h, y, strict=True)
-    )
-    return means, scatter / len(h), np.array([(y == c).sum() for c in labels])
+def by_autograd(score, rows: Rows, **settings) -> Array:
+    """One of ``reference.gradient``, which takes the weight, the bias and one embedding."""
+    weight, bias, test = (torch.from_numpy(part) for part in (rows.weight, rows.bias, rows.test_h))
+    return np.array([float(score(weight, bias, row, **settings)) for row in test])
 
 
 def quadratic(x: Array, mean: Array, inverse: Array) -> float:
@@ -187,35 +153,22 @@ def quadratic(x: Array, mean: Array, inverse: Array) -> float:
 
 
 def mahalanobis_pp(rows: Rows) -> Array:
-    def unit(h: Array) -> Array:
-        return h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
-
-    means, covariance, _ = class_parts(unit(rows.h), rows.y)
-    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
-    return np.array([-min(quadratic(x, mean, inverse) for mean in means) for x in unit(rows.test_h)])
+    train, test = (np.array([unit_row(h) for h in part]) for part in (rows.h, rows.test_h))
+    return -distance(train, rows.y)(test)
 
 
 def rmds(rows: Rows) -> Array:
     """Only for covariances of full rank: otherwise the two pseudo-inverses leave out different directions."""
-    means, covariance, _ = class_parts(rows.h, rows.y)
-    inverse = np.linalg.inv(covariance)
     overall = np.linalg.inv(np.cov(rows.h.T, bias=True))
-    centre = rows.h.mean(axis=0)
-    return np.array(
-        [quadratic(x, centre, overall) - min(quadratic(x, mean, inverse) for mean in means) for x in rows.test_h]
-    )
+    from_all = [quadratic(x, rows.h.mean(axis=0), overall) for x in rows.test_h]
+    return from_all - distance(rows.h, rows.y)(rows.test_h)
 
 
 def gaussian_mixture(rows: Rows) -> Array:
-    means, covariance, counts = class_parts(rows.h, rows.y)
-    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
-    shares = np.log(counts / counts.sum())
-    return np.array(
-        [
-            logsumexp([s - quadratic(x, mean, inverse) / 2 for s, mean in zip(shares, means, strict=True)])
-            for x in rows.test_h
-        ]
-    )
+    means = class_means(rows.h, rows.y)
+    inverse = np.linalg.pinv(within(rows.h, rows.y), rcond=1e-10, hermitian=True)
+    shares = {c: np.log(np.mean(rows.y == c)) for c in means}
+    return np.array([logsumexp([shares[c] - quadratic(x, means[c], inverse) / 2 for c in means]) for x in rows.test_h])
 
 
 def ddu(rows: Rows, ridge: float = 1e-4) -> Array:

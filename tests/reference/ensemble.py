@@ -51,15 +51,9 @@ def split(features: Features) -> tuple[Features, Features]:
 
 
 def reference_quantiles(scores: Sequence[float]) -> list[float]:
-    """Evenly spaced quantiles, each interpolated between two of the sorted scores."""
-    ordered = sorted(scores)
-    count = min(101, max(2, len(ordered) // 4))
-    found = []
-    for place in range(count):
-        at = place / (count - 1) * (len(ordered) - 1)
-        low = min(int(at), len(ordered) - 2)
-        found.append(ordered[low] + (at - low) * (ordered[low + 1] - ordered[low]))
-    return found
+    """Evenly spaced quantiles."""
+    count = min(101, max(2, len(scores) // 4))
+    return [quantile(scores, place / (count - 1)) for place in range(count)]
 
 
 def quantile(scores: Sequence[float], q: float) -> float:

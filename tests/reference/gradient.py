@@ -187,14 +187,14 @@ def best_combination(
 # Gradients of the last layer ------------------------------------------------------------------------
 
 
-def _log_softmax(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
-    return torch.log_softmax(weight @ embedding + bias, dim=0)
+def _log_softmax(weight: Tensor, bias: Tensor, embedding: Tensor, temperature: float = 1) -> Tensor:
+    return torch.log_softmax((weight @ embedding + bias) / temperature, dim=0)
 
 
-def gradnorm(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
+def gradnorm(weight: Tensor, bias: Tensor, embedding: Tensor, temperature: float = 1) -> Tensor:
     """L1 norm of the gradient of the cross-entropy with a uniform target, by autograd."""
     weight = weight.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(-_log_softmax(weight, bias, embedding).mean(), weight)
+    (gradient,) = torch.autograd.grad(-_log_softmax(weight, bias, embedding, temperature).mean(), weight)
     return gradient.abs().sum()
 
 
@@ -214,7 +214,3 @@ def exgrad(weight: Tensor, bias: Tensor, embedding: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(-log_probability[label], weight, retain_graph=True)
         expected = expected + log_probability[label].exp().detach() * gradient.abs().sum()
     return -expected
-
-
-BY_AUTOGRAD = {"gradnorm": gradnorm, "grad_uncertainty": grad_uncertainty, "exgrad": exgrad}
-"""The detectors' names in text, with one row's score from weight ``(C, m)``, bias ``(C,)`` and embedding ``(m,)``."""

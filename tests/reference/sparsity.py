@@ -1,4 +1,4 @@
-"""Masks by the rule of the DICE authors' code, and the masked layer one multiplication at a time."""
+"""Masks by the rule of the DICE authors' code."""
 
 from collections.abc import Callable
 
@@ -11,21 +11,11 @@ Mask = npt.NDArray[np.bool_]
 
 def above_percentile(values: Array, p: float) -> Mask:
     """True where an entry is strictly above the percentile of all entries; everywhere if p is 0."""
-    mask = np.ones(values.shape, dtype=bool)
-    if p == 0:
-        return mask
-    threshold = np.percentile(values, 100 * p)
-    for index in np.ndindex(*values.shape):
-        mask[index] = values[index] > threshold
-    return mask
+    return values > np.percentile(values, 100 * p) if p else np.ones(values.shape, dtype=bool)
 
 
 def contribution(weight: Array, mean: Array) -> Array:
-    values = np.zeros(weight.shape, dtype=np.float64)
-    for c in range(weight.shape[0]):
-        for i in range(weight.shape[1]):
-            values[c, i] = float(weight[c, i]) * float(mean[i])
-    return values
+    return np.array([[float(w) * float(h) for w, h in zip(row, mean, strict=True)] for row in weight])
 
 
 def dice(weight: Array, mean: Array, p: float) -> Mask:
@@ -57,16 +47,3 @@ MASKS: dict[str, Callable[[Array, Array, float], Mask]] = {
     "unit_pruning": unit_pruning,
 }
 """The masks computed from weights and means alone, by the name of the stage."""
-
-
-def masked_logits(embedding: Array, weight: Array, bias: Array, mask: Mask, clip: float = np.inf) -> Array:
-    """``(M * W) min(h, c) + b``, entry by entry."""
-    logits = np.zeros((len(embedding), len(weight)))
-    for n, row in enumerate(embedding):
-        for c in range(len(weight)):
-            total = float(bias[c])
-            for i in range(len(row)):
-                if mask[c, i]:
-                    total += float(weight[c, i]) * min(float(row[i]), clip)
-            logits[n, c] = total
-    return logits

@@ -1,29 +1,15 @@
 """Features that detector tests share, and the comparison of a detector with its slow reference."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from reference import detectors as slow
 
-from oodles.detectors import (
-    DICE,
-    MSP,
-    Detector,
-    Energy,
-    Entropy,
-    LogitDetector,
-    MaxLogit,
-    RandomK,
-    ReAct,
-    UnitPruning,
-    detector_list,
-    parse,
-)
+from oodles.detectors import DICE, Detector, ReAct, detector_list, parse
 from oodles.features import Features, Head
-from oodles.functional import entropy, max_logit, msp
+from oodles.functional import entropy
 from oodles.testing import example_features
 
 Pair = tuple[Features, Features]
@@ -31,31 +17,22 @@ Pair = tuple[Features, Features]
 
 def every_detector() -> list[Detector]:
     """The listed detectors, and others with settings that are not defaults."""
-    return [
-        *detector_list(),
-        MSP(temperature=3.0),
-        Energy(temperature=0.5),
-        Entropy(temperature=2.0),
-        MaxLogit(),
-        ReAct(percentile=75),
-        ReAct(threshold=1.25, score=max_logit),
-        DICE(p=0),
-        DICE(p=0.35, shape=ReAct(threshold=1.5), score=partial(msp, temperature=2.0)),
-        DICE(p=0.6, shape=[ReAct(percentile=97), ReAct(percentile=80)], score=entropy),
-        LogitDetector(sparsify=UnitPruning(p=0.5, by="activation")),
-        LogitDetector(sparsify=RandomK(p=0.2, seed=11), score=max_logit),
+    others = [
+        *("msp(3)", "energy(0.5)", "entropy(2)", "react(75)", "react(threshold=1.25)+max_logit", "dice(0)"),
+        "react(threshold=1.5)+dice(0.35)+msp(2)",
+        *("unit_pruning(0.5, by='activation')", "random_k(0.2, seed=11)+max_logit"),
     ]
+    stages = DICE(p=0.6, shape=[ReAct(percentile=97), ReAct(percentile=80)], score=entropy)
+    return [*detector_list(), stages, *map(parse, others)]
 
 
 def without_bias(features: Features) -> Features:
-    assert features.head is not None
     return Features(features.embedding, labels=features.labels, head=Head(features.head.weight))
 
 
 def numpy_parts(features: Features) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Embeddings, weight and bias in float64."""
     head = features.head
-    assert head is not None
     bias = torch.zeros(head.classes) if head.bias is None else head.bias
     return features.embedding.double().numpy(), head.weight.double().numpy(), bias.double().numpy()
 
@@ -116,13 +93,10 @@ def labelled(
 def awkward() -> dict[str, Features]:
     """Rows on which a careless formula divides by zero, overflows or finds nothing to learn from."""
     plain = example_features(60, 10, 4)
-    head = plain.head
-    assert head is not None
-    labels = plain.column("labels")
+    head, labels = plain.head, plain.labels
     dead = plain.embedding.clone()
     dead[:, :4] = 0
-    once = labels.clone()
-    once[:] = 0
+    once = torch.zeros_like(labels)
     once[0], once[1] = 1, 2
     never = Head(head.weight.clone(), torch.tensor([0.0, 0.0, 0.0, -1e3]))
     equal = Head(torch.zeros_like(head.weight), torch.zeros(4))
