@@ -44,6 +44,7 @@ MODULES = (
         if module.name not in WITH_TORCH
     ),
 )
+IMPORT = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
 REMEDY = "needs PyTorch, which is not installed; install it with: pip install 'oodles[torch]'"
 
 
@@ -85,12 +86,11 @@ def test_torch_is_really_missing(run):
 
 
 def test_modules_that_need_no_torch_are_imported(run):
-    succeeded(run("import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n", *MODULES))
+    succeeded(run(IMPORT, *MODULES))
 
 
 def test_modules_that_need_no_torch_do_not_import_it(tmp_path):
-    script = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
-    script += "    assert 'torch' not in sys.modules, name\n"
+    script = f"{IMPORT}    assert 'torch' not in sys.modules, name\n"
     assert importlib.util.find_spec("torch"), "it could be imported"
     succeeded(without_torch(Path(sys.executable), folder=tmp_path)(script, *MODULES))
 

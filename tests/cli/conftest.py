@@ -1,5 +1,6 @@
-"""A folder as a user has it, features and a guard made from it, and a way to run commands that must be refused."""
+"""A folder as a user has it, features and a guard made from it, and commands that must succeed or be refused."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -36,8 +37,8 @@ def workspace(tmp_path_factory):
     paint(root / "data" / "dtd" / "images" / "banded", 12, GREY, seed=9)
     paint(root / "data" / "iSUN" / "iSUN_patches", 12, GREEN, seed=10)
     (root / "elsewhere").mkdir()
-    sys.path.insert(0, str(root))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(root))
         for name, factory, scale in (
             ("one.pt", MODEL, 20),
             ("two.pt", MODEL, 35),
@@ -48,27 +49,27 @@ def workspace(tmp_path_factory):
             with torch.no_grad():
                 model[4].weight.mul_(scale)  # logits as far apart as those of a trained network
             torch.save({"state_dict": model.state_dict(), "epoch": 9}, root / name)
-    finally:
-        sys.path.remove(str(root))
     torch.save(torch.nn.Linear(3, 3).state_dict(), root / "other.pt")
     return root
+
+
+def invoke(workspace, *arguments):
+    """Run a command that must succeed where a fixture of the session needs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace)
+        result = CliRunner().invoke(cli.app, [str(each) for each in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture(scope="session")
 def fitted(workspace, tmp_path_factory):
     """Features and a guard made by the commands themselves, the first in a separate process."""
     out = tmp_path_factory.mktemp("fitted")
-    options = [*NETWORK, "--checkpoint", str(workspace / "one.pt")]
-    command = [sys.executable, "-m", "oodles", "extract", "train", "--out", out / "train", *options]
+    command = [sys.executable, "-m", "oodles", "extract", "train", "--out", out / "train", *NETWORK]
     subprocess.run(command, cwd=workspace, check=True, timeout=120)
-    fit = ["fit", out / "train", "--calibration", out / "test", "--detector", "dice(0.5)", "--out", out / "guard"]
-    sys.path.insert(0, str(workspace))
-    try:
-        for arguments in (["extract", workspace / "test", "--out", out / "test", *options], fit):
-            result = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
-            assert result.exit_code == 0, result.output
-    finally:
-        sys.path.remove(str(workspace))
+    invoke(workspace, "extract", "test", "--out", out / "test", *NETWORK)
+    calibration = ["--calibration", out / "test"]
+    invoke(workspace, "fit", out / "train", *calibration, "--detector", "dice(0.5)", "--out", out / "guard")
     return out
 
 
@@ -76,23 +77,35 @@ def fitted(workspace, tmp_path_factory):
 def exported(fitted, workspace, tmp_path_factory):
     """An exported guard, made by the command."""
     out = tmp_path_factory.mktemp("export") / "exported"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(workspace)
-        patch.syspath_prepend(str(workspace))
-        arguments = ["export", fitted / "guard", *WEIGHTS, "--images", "test", "--out", out]
-        result = CliRunner().invoke(cli.app, [str(each) for each in arguments])
-    assert result.exit_code == 0, result.output
+    invoke(workspace, "export", fitted / "guard", *WEIGHTS, "--images", "test", "--out", out)
     return out
 
 
 @pytest.fixture
-def benched(oodles_run, workspace):
+def benched(succeeded, workspace):
     """The features that one ``oodles bench`` stored, computed once."""
     home = workspace / "kept" / "id" / "one"
     if not home.is_dir():
-        code, _, err = oodles_run(*bench_arguments("--store", "kept", "--detector", "msp"))
-        assert code == 0, err
+        succeeded(*bench_arguments("--store", "kept", "--detector", "msp"))
     return home
+
+
+@pytest.fixture
+def succeeded(oodles_run):
+    """Run a command that must succeed; what it printed on both streams."""
+
+    def run(*arguments):
+        code, out, err = oodles_run(*arguments)
+        assert code == 0, err
+        return out, err
+
+    return run
+
+
+@pytest.fixture
+def json_of(succeeded):
+    """What a command that must succeed prints with ``--json``, without NaN or infinity."""
+    return lambda *arguments: json.loads(succeeded(*arguments, "--json")[0], parse_constant=pytest.fail)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import re
 import pytest
 
 
-def test_analyze_draws_and_measures(oodles_run, benched, tmp_path):
-    code, out, err = oodles_run("analyze", benched, "--out", tmp_path, "--class", "1", "--p", "0.5", "--ood", "grey")
-    assert code == 0, err
+def test_analyze_draws_and_measures(succeeded, benched, tmp_path):
+    out, err = succeeded("analyze", benched, "--out", tmp_path, "--class", "1", "--p", "0.5", "--ood", "grey")
     assert len(list(tmp_path.iterdir())) == 16
     assert "16 files" in err
     assert re.search(r"^  test +from \d+\.\d\d to \d+\.\d\d, mean", out, re.MULTILINE)
@@ -30,10 +29,5 @@ def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message
 
 
 def test_a_folder_that_is_not_an_experiment(refused, benched, tmp_path):
-    for folder, message in (
-        ("nowhere", "nowhere does not exist"),
-        ("train", "train has no train;"),
-        (benched / "train", "/train has no train;"),
-    ):
-        assert message in refused("analyze", folder, "--out", tmp_path / "out")
+    assert "/train has no train;" in refused("analyze", benched / "train", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -31,6 +31,7 @@ MISTYPED = [
     (["fit", "train", "--out", "o"], "train/manifest.json does not exist"),
     (["fit", "train", "--out", "o", "--id-rate", "95"], "it is a fraction: 0.95, not 95"),
     (["fit", "features", "--out", "one.pt"], "--out one.pt is a file"),
+    (["fit", "train/red/000.png", "--out", "o"], "000.png is a file; give a folder with features"),
     (["threshold", "nothere", "--features", "features"], "nothere does not exist; give a folder with a guard"),
     (["threshold", "train", "--features", "features"], "train/guard.json does not exist"),
     (["threshold", "guard", "--features", "train"], "train/manifest.json does not exist"),
@@ -40,6 +41,7 @@ MISTYPED = [
     (["score", "guard", "train", "--model", MODEL, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
     (["score", "guard", "train", "--std", "1,1"], "--std '1,1' must be three numbers"),
     (["score", "guard"], "score needs an input besides the guard"),
+    (["score", "train", "test", "--model", MODEL], "--model needs a guard, and train is none"),
     (["score", "train", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
     (["score", "train", "--workers", "0"], "--workers 0 must be at least 1"),
     (["score", "train", "--csv", "--json"], "--csv and --json exclude each other"),
@@ -50,6 +52,7 @@ MISTYPED = [
     (["select", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
     (["select", "train", *HELD_OUT, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
     (["select-p", "nothere", *HELD_OUT], "nothere does not exist"),
+    (["select-p", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
     (["select-p", "train", *HELD_OUT, "--resize", "1"], "size=224 must lie between 1 and resize=1"),
     ([*BENCH, "nothere"], "nothere does not exist"),
     ([*BENCH, "train", "--ood", "more=nothere"], "nothere does not exist"),
@@ -89,16 +92,9 @@ def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
     for name, record in (("guard", "guard.json"), ("features", "manifest.json")):
         (workspace / name).mkdir(exist_ok=True)
         (workspace / name / record).write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        input=json.dumps([arguments for arguments, _ in MISTYPED]),
-        cwd=workspace,
-        env={"PATH": "", "COLUMNS": "500"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    command, given = [sys.executable, "-c", textwrap.dedent(PROGRAM)], json.dumps([each for each, _ in MISTYPED])
+    options = {"cwd": workspace, "env": {"PATH": "", "COLUMNS": "500"}, "timeout": 120}
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, **options)
     results = json.loads(done.stdout)
     for (arguments, message), (code, printed, imported) in zip(MISTYPED, results, strict=True):
         assert code == 2, arguments

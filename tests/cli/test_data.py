@@ -3,9 +3,8 @@ import pytest
 from oodles.data.downloads import SOURCES
 
 
-def test_datasets_are_listed(oodles_run):
-    code, out, _ = oodles_run("data", "list", "--data", "data")
-    assert code == 0
+def test_datasets_are_listed(succeeded):
+    out, _ = succeeded("data", "list", "--data", "data")
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert list(lines) == list(SOURCES)
     for name, state in (
@@ -17,9 +16,8 @@ def test_datasets_are_listed(oodles_run):
         assert f" {state} " in lines[name]
 
 
-def test_a_dataset_that_is_there_is_not_downloaded(oodles_run):
-    code, out, _ = oodles_run("data", "fetch", "cifar10", "--data", "data")
-    assert code == 0
+def test_a_dataset_that_is_there_is_not_downloaded(succeeded):
+    out, _ = succeeded("data", "fetch", "cifar10", "--data", "data")
     assert out.strip() == "data/cifar-10-batches-py already exists"
 
 

@@ -4,9 +4,8 @@ from oodles.detectors import default_detector
 from oodles.detectors.registry import entries
 
 
-def test_every_detector_is_listed(oodles_run):
-    code, out, _ = oodles_run("detectors")
-    assert code == 0
+def test_every_detector_is_listed(succeeded):
+    out, _ = succeeded("detectors")
     for name in entries():
         assert re.search(rf"^  {name} ", out, re.MULTILINE), name
     groups = re.findall(r"^(\w.*):$", out, re.MULTILINE)

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from support.command_line import MODEL, NETWORK, SIZE, loader, network
@@ -8,11 +6,9 @@ import oodles
 from oodles.features import Features
 
 
-def test_the_explanations_are_those_of_the_guard(fitted, workspace, oodles_run):
+def test_the_explanations_are_those_of_the_guard(fitted, workspace, json_of):
     images = ["test/red/003.png", "test/blue/000.png"]
-    code, out, err = oodles_run("explain", fitted / "guard", *images, *NETWORK, "--json")
-    assert code == 0, err
-    document = json.loads(out, parse_constant=pytest.fail)
+    document = json_of("explain", fitted / "guard", *images, *NETWORK)
     guard = oodles.Guard.load(fitted / "guard", network(workspace))
     assert (document["detector"], document["threshold"]) == (guard.detector.spec, guard.threshold.value)
     assert [each["input"] for each in document["explanations"]] == images
@@ -26,38 +22,33 @@ def test_the_explanations_are_those_of_the_guard(fitted, workspace, oodles_run):
         assert {"input", *expected.as_record()} == record.keys()
 
 
-def test_the_explanation_in_words_follows_the_name_of_the_image(fitted, workspace, oodles_run):
+def test_the_explanation_in_words_follows_the_name_of_the_image(fitted, workspace, succeeded):
     command = ["explain", fitted / "guard", "test/red/003.png", "test/red/004.png", *NETWORK]
-    code, out, err = oodles_run(*command)
-    assert code == 0, err
+    out, _ = succeeded(*command)
     guard = oodles.Guard.load(fitted / "guard", network(workspace))
     images = torch.cat([*loader(workspace / "test/red/003.png"), *loader(workspace / "test/red/004.png")])
     first, second = (["  " + line for line in str(each).splitlines()] for each in guard.explain(images))
     assert out.splitlines() == ["test/red/003.png:", *first, "test/red/004.png:", *second]
     train = Features.load(fitted / "train")
-    code, out, err = oodles_run(*command, "--train", fitted / "train")
-    assert code == 0, err
+    out, _ = succeeded(*command, "--train", fitted / "train")
     compared = [line for each in guard.explain(images, train=train) for line in str(each).splitlines()]
     assert [line.removeprefix("  ") for line in out.splitlines() if line.startswith(" ")] == compared
     assert compared != [line.removeprefix("  ") for line in (*first, *second)]
 
 
-def test_without_a_guard_the_network_that_comes_with_oodles_is_used(oodles_run):
-    code, out, err = oodles_run("explain", "test/red/003.png")
-    assert code == 0, err
+def test_without_a_guard_the_network_that_comes_with_oodles_is_used(succeeded):
+    out, err = succeeded("explain", "test/red/003.png")
     assert "no guard given: using cifar10-small" in err
     assert out.startswith("test/red/003.png:\n  ")
 
 
 @pytest.mark.slow
-def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, oodles_run):
+def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, succeeded, json_of):
     images = ["test/red/003.png", "damaged", "green/000.png"]
     saved = ["explain", fitted / "guard", *images, *NETWORK, "--skip-bad"]
     by_graph = ["explain", exported, *images, "--skip-bad"]
-    code, out, err = oodles_run(*by_graph)
-    assert code == 0, err
-    assert out == oodles_run(*saved)[1]
-    one, other = (json.loads(oodles_run(*command, "--json")[1]) for command in (saved, by_graph))
+    assert succeeded(*by_graph)[0] == succeeded(*saved)[0]
+    one, other = (json_of(*command) for command in (saved, by_graph))
     assert (one["detector"], one["threshold"]) == (other["detector"], other["threshold"])
     assert one["skipped"] == other["skipped"] != []
     for mine, theirs in zip(one["explanations"], other["explanations"], strict=True):
@@ -66,9 +57,8 @@ def test_an_exported_guard_explains_as_the_saved_one_does(fitted, exported, oodl
         assert theirs["score"] == pytest.approx(mine["score"], rel=1e-4)
         (ours,), (found,) = mine["findings"], theirs["findings"]
         assert found["contributions"]["dropped"] == pytest.approx(ours["contributions"]["dropped"], rel=1e-4)
-        assert [unit["unit"] for unit in found["contributions"]["largest_kept"]] == [
-            unit["unit"] for unit in ours["contributions"]["largest_kept"]
-        ]
+        units, expected = ([unit["unit"] for unit in each["contributions"]["largest_kept"]] for each in (found, ours))
+        assert units == expected
 
 
 def test_options_that_an_exported_guard_does_not_take(exported, fitted, refused):
@@ -78,22 +68,18 @@ def test_options_that_an_exported_guard_does_not_take(exported, fitted, refused)
     assert "takes images, not the features" in refused(*explain, "--train", fitted / "train")
 
 
-def test_skipped_images(fitted, oodles_run):
+def test_skipped_images(fitted, succeeded, json_of):
     command = ["explain", fitted / "guard", "damaged", *NETWORK, "--skip-bad"]
-    code, out, _ = oodles_run(*command)
-    assert code == 0
-    assert "\nskipped  damaged/broken.png: " in out
-    document = json.loads(oodles_run(*command, "--json")[1])
+    assert "\nskipped  damaged/broken.png: " in succeeded(*command)[0]
+    document = json_of(*command)
     assert len(document["explanations"]) == 3
     assert [each["input"] for each in document["skipped"]] == ["damaged/broken.png"]
 
 
-def test_invalid_arguments_are_refused(fitted, refused, oodles_run, tmp_path):
+def test_invalid_arguments_are_refused(fitted, refused, succeeded, tmp_path):
     explain = ["explain", fitted / "guard", "test/red/003.png"]
     assert "images need --model and --checkpoint" in refused(*explain)
     assert "guards another model: the weights or hyperparameters differ" in refused(*explain, "--model", MODEL, *SIZE)
     assert "damaged/broken.png cannot be read" in refused("explain", fitted / "guard", "damaged", *NETWORK)
-    other = ["--model", MODEL, "--checkpoint", "two.pt", *SIZE, "--out", tmp_path / "two"]
-    assert oodles_run("extract", "test", *other)[0] == 0
-    line = refused(*explain, *NETWORK, "--train", tmp_path / "two")
-    assert "two has features of another model than" in line
+    succeeded("extract", "test", *NETWORK, "--checkpoint", "two.pt", "--out", tmp_path / "two")
+    assert "two has features of another model than" in refused(*explain, *NETWORK, "--train", tmp_path / "two")

@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,12 +65,13 @@ def test_without_a_guard_it_is_that_of_the_network_that_comes_with_oodles():
     assert open_for(None, GuardOptions(), images=False).class_names == tuple(read_card(SHIPPED)["classes"])
 
 
+def transform_of(recorded, *options):
+    return known_transform(Path("guard"), recorded, image_options(*options))
+
+
 def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it():
     recorded = json.loads(json.dumps({"size": 32, "resize": 32, "mean": CIFAR.mean, "std": CIFAR.std}))
-
-    def found(*options):
-        return known_transform(Path("guard"), recorded, image_options(*options))
-
+    found = partial(transform_of, recorded)
     assert found(None, None, None, None) == found(32, None, None, "0.2023,0.1994,0.2010") == CIFAR
     for other in ((224, None, None, None), (None, None, "0,0,0", None), (None, 40, None, None)):
         with pytest.raises(ArgumentError, match="guard was fitted with other preprocessing"):
@@ -77,9 +79,7 @@ def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it()
 
 
 def test_unknown_preprocessing_is_given_as_a_whole_and_never_guessed():
-    def found(*options):
-        return known_transform(Path("guard"), None, image_options(*options))
-
+    found = partial(transform_of, None)
     for size, mean, std in [(None, None, None), (64, None, None), (64, "0,0,0", None), (None, "0,0,0", "1,1,1")]:
         assert found(size, None, mean, std) is None
     whole = found(64, 72, "0,0,0", "1,1,1")
@@ -144,15 +144,6 @@ def test_a_guard_without_its_model_or_preprocessing_takes_no_images(workspace, f
     assert len(opened.judge(opened.batch(noise(3, 3, 8, 8))).score) == 3
 
 
-def test_the_probability_of_a_multilabel_model_is_a_sigmoid(workspace):
-    images = next(iter(loader(workspace / "grey", labels=False)))
-    guard = oodles.Guard.fit(
-        network(workspace), loader(workspace / "train", labels=False), detector="joint_energy", multilabel=True
-    )
-    verdict, probability = guard.with_probability(images)
-    torch.testing.assert_close(probability, verdict.logits.amax(dim=1).sigmoid())
-
-
 def test_the_probability_of_a_model_that_returns_probabilities_is_the_one_it_returns(workspace):
     model = torch.nn.Sequential(*network(workspace), torch.nn.Softmax(dim=1)).eval()
     images = next(iter(loader(workspace / "grey", labels=False)))
@@ -164,16 +155,14 @@ def test_the_probability_of_a_model_that_returns_probabilities_is_the_one_it_ret
 
 
 def test_an_exported_guard_is_run_without_torch_and_continues_its_results(
-    exported, fitted, workspace, oodles_run, refused, tmp_path
+    exported, fitted, workspace, succeeded, json_of, refused, tmp_path
 ):
     inputs = ["test", "damaged"]
-    code, out, err = oodles_run("score", exported, *inputs, "--json", "--threads", "1")
-    assert code == 0, err
+    by_graph = json_of("score", exported, *inputs, "--threads", "1")
     alone = without_torch(Path(sys.executable), prelude=BLOCKER, folder=workspace)
     done = alone(COMMAND, "score", exported, *inputs, "--json", "--threads", "1")
-    assert done.stdout == out, done.stderr
-    saved = json.loads(oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")[1])
-    by_graph = json.loads(out)
+    assert json.loads(done.stdout) == by_graph, done.stderr
+    saved = json_of("score", fitted / "guard", *inputs, *NETWORK)
     assert by_graph["detector"] == saved["detector"]
     assert len(by_graph["verdicts"]) == 54
     for one, other in zip(by_graph["verdicts"], saved["verdicts"], strict=True):
@@ -186,9 +175,9 @@ def test_an_exported_guard_is_run_without_torch_and_continues_its_results(
         # the guard was calibrated on these images, so a rounding error may move a score past its own in the ranking
         assert one["p_value"] == pytest.approx(other["p_value"], abs=1.01 / 51)
     results = tmp_path / "results.csv"
-    assert oodles_run("score", exported, *inputs, "--out", results)[0] == 0
+    succeeded("score", exported, *inputs, "--out", results)
     before = results.read_bytes()
-    code, _, err = oodles_run("score", exported, *inputs, "--out", results, "--resume")
-    assert (code, results.read_bytes()) == (0, before), err
+    succeeded("score", exported, *inputs, "--out", results, "--resume")
+    assert results.read_bytes() == before
     assert "is exported and takes images" in refused("score", exported, fitted / "test")
     assert "needs a saved guard" in refused("score", exported, "test", "--ray", "--out", tmp_path / "new")

@@ -1,7 +1,6 @@
 """File names are data, and no argument ends in a traceback."""
 
 import csv
-import json
 import shutil
 
 import pytest
@@ -45,52 +44,46 @@ def test_whatever_is_printed_is_one_line_that_can_be_encoded(text):
     assert line.encode() is not None
 
 
-def test_a_name_cannot_forge_a_verdict(oodles_run, fitted, odd):
-    code, out, err = oodles_run("score", fitted / "guard", odd, *NETWORK)
-    assert code == 0, err
+def test_a_name_cannot_forge_a_verdict(succeeded, fitted, odd):
+    out, _ = succeeded("score", fitted / "guard", odd, *NETWORK)
     lines = out.splitlines()
     assert sorted(line.partition(f"{odd}/")[2] for line in lines) == sorted(map(printable, NAMES))
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_row_of_csv_is_a_line_and_json_has_the_names_as_they_are(oodles_run, fitted, odd):
-    _, out, _ = oodles_run("score", fitted / "guard", odd, "--csv", *NETWORK)
+def test_a_row_of_csv_is_a_line_and_json_has_the_names_as_they_are(succeeded, json_of, fitted, odd):
+    out, _ = succeeded("score", fitted / "guard", odd, "--csv", *NETWORK)
     header, *rows = csv.reader(out.split("\n")[:-1])
     assert header[0] == "path"
     assert sorted(row[0] for row in rows) == sorted(printable(f"{odd}/{name}") for name in NAMES)
-    _, out, _ = oodles_run("score", fitted / "guard", odd, "--json", *NETWORK)
-    assert sorted(each["path"] for each in json.loads(out)["verdicts"]) == sorted(f"{odd}/{name}" for name in NAMES)
+    verdicts = json_of("score", fitted / "guard", odd, *NETWORK)["verdicts"]
+    assert sorted(each["path"] for each in verdicts) == sorted(f"{odd}/{name}" for name in NAMES)
 
 
-def test_names_of_bad_images_and_other_files_stay_on_one_line(oodles_run, fitted, odd, tmp_path):
+def test_names_of_bad_images_and_other_files_stay_on_one_line(succeeded, refused, fitted, odd, tmp_path):
     (odd / "b\nerror c.png").write_bytes(b"not an image")
     (odd / "d\nerror e.txt").write_bytes(b"nor this")
-    for command in ("score", "explain"):
-        bad = ("error", []) if command == "score" else ("skipped", ["--skip-bad"])
-        code, out, err = oodles_run(command, fitted / "guard", odd, *bad[1], *NETWORK)
-        assert code == 0
-        assert rf"{bad[0]}  {odd}/b\nerror c.png: " in out
+    for command, what, options in (("score", "error", []), ("explain", "skipped", ["--skip-bad"])):
+        out, err = succeeded(command, fitted / "guard", odd, *options, *NETWORK)
+        assert rf"{what}  {odd}/b\nerror c.png: " in out
         assert r"d\nerror e.txt" in err
         assert not any(line.startswith("error") for line in err.splitlines())
-    code, out, err = oodles_run("extract", odd, "--out", tmp_path / "features", "--no-labels", *NETWORK)
-    assert code == 2
-    assert r"b\nerror c.png: " in err
-    assert sum(line.startswith("error") for line in err.splitlines()) == 1
+    line = refused("extract", odd, "--out", tmp_path / "features", "--no-labels", *NETWORK)
+    assert r"b\nerror c.png: " in line
 
 
-def test_class_folders_are_names_of_files_too(oodles_run, workspace, fitted, tmp_path):
+def test_class_folders_are_names_of_files_too(succeeded, workspace, fitted, tmp_path):
     """They become the names of classes in features and guards, and from there get into verdicts and explanations."""
     classes = ["blue\nID  9.9  x", "red\x1b[31m"]
     for name in classes:
         paint(tmp_path / "train" / name, 30, (200, 60, 30), seed=1)
     out = tmp_path / "features"
-    _, _, err = oodles_run("extract", tmp_path / "train", "--out", out, *NETWORK)
+    _, err = succeeded("extract", tmp_path / "train", "--out", out, *NETWORK)
     assert all(line.isprintable() for line in err.splitlines())
     calibration = ["--calibration", fitted / "test", "--id-rate", "0.5"]
-    code, _, err = oodles_run("fit", out, "--detector", "energy", *calibration, "--out", tmp_path / "guard")
-    assert code == 0, err
+    succeeded("fit", out, "--detector", "energy", *calibration, "--out", tmp_path / "guard")
     for command in ("score", "explain"):
-        code, shown, err = oodles_run(command, tmp_path / "guard", workspace / "grey" / "000.png", *NETWORK)
+        shown, err = succeeded(command, tmp_path / "guard", workspace / "grey" / "000.png", *NETWORK)
         assert any(printable(name) in shown for name in classes), (shown, err)
         assert all(line.isprintable() for line in shown.splitlines())
         assert not any(line.strip().startswith("ID  9.9") for line in shown.splitlines())
@@ -117,11 +110,6 @@ def test_numbers_that_cannot_be_used_are_refused(refused, arguments, message):
 @pytest.mark.parametrize("option", [["--epochs", 10**23], ["--batch-size", 10**23], ["--learning-rate", "1e308"]])
 def test_recipes_that_cannot_be_run_are_refused(refused, tmp_path, option):
     assert "must be" in refused("train", MODEL, "--data", "train", "--out", tmp_path / "run", *SIZE, *option)
-
-
-def test_a_set_that_the_suite_does_not_have_cannot_be_left_out(refused):
-    message = refused("bench", "cifar10", "--data", "data", "--without", "zz")
-    assert message.startswith("error --without 'zz' must be one of svhn")
 
 
 @pytest.mark.parametrize("source", ["def net(:", "1 / 0", "import sys; sys.exit(4)", "def net(): raise KeyError('k')"])

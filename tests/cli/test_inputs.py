@@ -1,10 +1,11 @@
 """What ``oodles score`` takes: patterns, arrays, a list on standard input, and anything together."""
 
 import io
-import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,15 +27,9 @@ def listed(monkeypatch):
 
 
 @pytest.fixture
-def scored(fitted, oodles_run):
+def scored(fitted, json_of):
     """The rows that the command gives for some inputs."""
-
-    def run(*inputs, code=0):
-        ended, out, err = oodles_run("score", fitted / "guard", *inputs, *NETWORK, "--json")
-        assert ended == code, err
-        return json.loads(out)["verdicts"]
-
-    return run
+    return lambda *inputs: json_of("score", fitted / "guard", *inputs, *NETWORK)["verdicts"]
 
 
 def paths(rows):
@@ -91,20 +86,13 @@ def test_a_list_on_standard_input(scored, listed, workspace, tmp_path):
 
 
 def test_a_list_is_read_as_it_is_needed(fitted, monkeypatch, workspace):
-    class Endless:
-        def __init__(self):
-            self.lines = 0
-
-        def readline(self, limit):
-            self.lines += 1
-            return b"green/000.png\n"
-
-    endless = Endless()
-    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": endless, "isatty": lambda self: False})())
+    endless = Mock(return_value=b"green/000.png\n")
+    stdin = SimpleNamespace(buffer=SimpleNamespace(readline=endless), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
     monkeypatch.chdir(workspace)
     batches = InputSequence([Path("-")]).batches(5)
     assert next(batches).names == ["green/000.png"] * 5
-    assert endless.lines == 5
+    assert endless.call_count == 5
 
 
 def test_a_line_without_an_end_takes_no_more_than_the_limit(scored, listed):

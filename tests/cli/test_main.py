@@ -108,8 +108,7 @@ def test_a_bug_exits_with_1_and_one_line_and_shows_more_on_request(oodles_run, m
     monkeypatch.setenv("OODLES_DEBUG", "1")
     code, _, err = oodles_run(*command)
     assert code == 1
-    assert "Traceback" in err
-    assert "in broken" in err
+    assert re.search(r"Traceback(.|\n)*in broken", err)
 
 
 def test_output_that_cannot_be_written_ends_with_one_line_and_a_reader_that_has_gone_with_none():
@@ -152,12 +151,11 @@ def test_text_of_the_user_in_a_usage_error_is_shown_as_it_is(oodles_run):
         assert ODD in err
 
 
-def test_text_of_the_user_in_a_table_is_shown_as_it_is(oodles_run, workspace, tmp_path):
+def test_text_of_the_user_in_a_table_is_shown_as_it_is(succeeded, workspace, tmp_path):
     (workspace / "odd_detector_of_the_cli_tests.py").write_text(textwrap.dedent(ODD_DETECTOR))
     spec = "odd_detector_of_the_cli_tests:Named(title='[red]x:boom:')"
     arguments = bench_arguments("--detector", spec, "--store", tmp_path / "[red]s:boom:")
-    code, out, err = oodles_run(*arguments)
-    assert code == 0, err
+    out, _ = succeeded(*arguments)
     assert "[red]x:boom:" in out
 
 
@@ -178,14 +176,6 @@ def test_an_interrupt_exits_with_130_and_without_a_traceback(oodles_run, monkeyp
 
 
 def test_the_installed_command_prints_one_line_and_exits_with_2(workspace):
-    done = subprocess.run(
-        [Path(sys.executable).with_name("oodles"), "extract", "nowhere", "--out", "o", "--model", MODEL],
-        cwd=workspace,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "error nowhere does not exist\n"
+    command = [Path(sys.executable).with_name("oodles"), "extract", "nowhere", "--out", "o", "--model", MODEL]
+    done = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error nowhere does not exist\n")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.command_line import NETWORK, bench_arguments
 from support.pages import check_page
 from support.scored import scored, write_scored
@@ -13,34 +12,23 @@ from support.scored import scored, write_scored
 GOLDEN = Path(__file__).parents[1] / "golden" / "demo_rows.json"
 
 
-@pytest.fixture
-def outlier_features(oodles_run, fitted, workspace):
-    """Features of the green images."""
-    store = fitted / "green"
-    if not store.is_dir():
-        code, _, err = oodles_run("extract", "green", "--out", store, *NETWORK)
-        assert code == 0, err
-    return store
-
-
-def test_rows_of_a_benchmark(oodles_run, tmp_path):
+def test_rows_of_a_benchmark(succeeded, tmp_path):
     more = ("--detector", "msp", "--detector", "knn(3)", "--intervals", "--out", tmp_path)
-    code, _, err = oodles_run(*bench_arguments(*more))
-    assert code == 0, err
-    code, out, err = oodles_run("report", tmp_path / "rows.json", "--out", tmp_path / "report.html")
-    assert (code, err) == (0, "")
-    assert out == f"report: {tmp_path / 'report.html'}   the same as JSON: {tmp_path / 'report.json'}\n"
+    succeeded(*bench_arguments(*more))
+    said = f"report: {tmp_path / 'report.html'}   the same as JSON: {tmp_path / 'report.json'}\n"
+    assert succeeded("report", tmp_path / "rows.json", "--out", tmp_path / "report.html") == (said, "")
     text = check_page(tmp_path / "report.html").text
     for word in ("Recommended", "green", "grey", "knn(k=3)", "bootstrap"):
         assert word in text, word
 
 
-def test_a_guard_with_features_of_its_classes_and_others(oodles_run, fitted, outlier_features, tmp_path):
-    options = ["--features", fitted / "test", "--ood", f"green={outlier_features}", "--train", fitted / "train"]
+def test_a_guard_with_features_of_its_classes_and_others(succeeded, fitted, tmp_path):
+    succeeded("extract", "green", "--out", tmp_path / "green", *NETWORK)
+    options = ["--features", fitted / "test", "--ood", f"green={tmp_path / 'green'}", "--train", fitted / "train"]
     images = ["--images", "id=test", "--images", "green=green", "--images", "train=train"]
     out = tmp_path / "report.html"
-    code, _, err = oodles_run("report", fitted / "guard", *options, *images, "--out", out, "--title", "Blue & red")
-    assert (code, err) == (0, "")
+    command = ["report", fitted / "guard", *options, *images, "--out", out, "--title", "Blue & red"]
+    assert succeeded(*command)[1] == ""
     page = check_page(out)
     assert page.text.startswith("Blue & red")
     assert "green: " in page.text
@@ -48,10 +36,9 @@ def test_a_guard_with_features_of_its_classes_and_others(oodles_run, fitted, out
     assert len(page.all("svg")) == 5
 
 
-def test_scored_inputs_and_rows_in_one_report(oodles_run, tmp_path):
+def test_scored_inputs_and_rows_in_one_report(succeeded, tmp_path):
     results = write_scored(tmp_path / "results.csv", [scored("test/blue/000.png", 1.0), scored("green/000.png", -1.0)])
-    code, _, err = oodles_run("report", GOLDEN, results, "--out", tmp_path / "report.html")
-    assert (code, err) == (0, "")
+    assert succeeded("report", GOLDEN, results, "--out", tmp_path / "report.html")[1] == ""
     assert len(check_page(tmp_path / "report.html").all("img")) > 0
     titles = [part["title"] for part in json.loads((tmp_path / "report.json").read_text())["parts"]]
     assert titles == ["Detectors compared", "Scored inputs, results.csv"]

@@ -13,6 +13,7 @@ from support.processes import start, wait_for
 import oodles
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.writing import rows_path
+from oodles.deploy.saving import load_guard
 from oodles.models import build_model
 from oodles.network.extraction import extract
 
@@ -20,7 +21,7 @@ MODULE = "halting_net_of_the_cli_tests"
 HALTING = """
     import os, time
     from pathlib import Path
-    import torch
+    from tiny_net_of_the_cli_tests import net as plain
     from torch import nn
 
     class Halting(nn.Sequential):
@@ -34,10 +35,7 @@ HALTING = """
             return super().forward(images)
 
     def net():
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            layers = nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 2)
-        return Halting(*layers)
+        return Halting(*plain())
 """
 NAMES = ["a\nID  9.9  cat.png", 'q",\r.png', "\udcff.png", "\u202egnp.png", "[red]x.png", "a,b.png"]
 KINDS = [".csv", ".jsonl", ".parquet"]
@@ -90,10 +88,9 @@ def interrupt(sign, rows, folder, out, workspace, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_job_is_continued_bit_by_bit(halting, workspace, oodles_run, tmp_path, kind):
+def test_a_killed_job_is_continued_bit_by_bit(halting, workspace, succeeded, tmp_path, kind):
     straight, out = tmp_path / f"straight{kind}", tmp_path / f"r{kind}"
-    code, _, err = oodles_run(*command(halting, straight))
-    assert code == 0, err
+    succeeded(*command(halting, straight))
     code, err = interrupt(signal.SIGKILL, 20, halting, out, workspace)
     assert code == -signal.SIGKILL, err
     assert rows_in(out) in (20, 21), "a CSV file has a header"
@@ -104,42 +101,34 @@ def test_a_killed_job_is_continued_bit_by_bit(halting, workspace, oodles_run, tm
     code, err = interrupt(signal.SIGKILL, 40, halting, out, workspace, "--resume")
     assert code == -signal.SIGKILL, err
     assert rows_in(out) in (40, 41)
-    code, _, err = oodles_run(*command(halting, out, "--resume"))
-    assert code == 0, err
+    _, err = succeeded(*command(halting, out, "--resume"))
     assert out.read_bytes() == straight.read_bytes()
     rows = list(read_rows(out))
     assert len(rows) == 128
     assert sum(row.error is not None for row in rows) == 2
-    assert (
-        f"of 126 in-distribution (energy >= {oodles.Guard.load(halting / 'guard', _model()).threshold.value:.7g})"
-        in err
-    )
+    limit = load_guard(halting / "guard")[1].value
+    assert f"of 126 in-distribution (energy >= {limit:.7g})" in err
     assert {path.name for path in tmp_path.glob("*r.*")} == {out.name, f"{out.name}.job"}
 
 
-def _model():
-    return build_model(f"{MODULE}:net")
-
-
-def test_another_guard_threshold_or_input_is_refused(halting, fitted, workspace, oodles_run, refused, tmp_path):
+def test_another_guard_threshold_or_input_is_refused(halting, fitted, workspace, succeeded, refused, tmp_path):
     out = tmp_path / "r.csv"
-    assert oodles_run(*command(halting, out))[0] == 0
+    succeeded(*command(halting, out))
     before = out.read_bytes()
     options = ["--out", out, "--resume", "--batch-size", "5"]
     line = refused("score", fitted / "guard", halting / "images", *NETWORK, *options)
     assert "r.csv was begun with detector energy, not dice(0.5)+energy; resume it with the same" in line
     shutil.copytree(halting / "guard", tmp_path / "guard")
-    extract(_model(), loader(workspace / "test"), store=tmp_path / "features", progress=False)
+    extract(build_model(f"{MODULE}:net"), loader(workspace / "test"), store=tmp_path / "features", progress=False)
     calibrated = ["--features", tmp_path / "features", "--id-rate", "0.5"]
-    assert oodles_run("threshold", tmp_path / "guard", *calibrated)[0] == 0
+    succeeded("threshold", tmp_path / "guard", *calibrated)
     line = refused("score", tmp_path / "guard", halting / "images", "--model", f"{MODULE}:net", *options)
     assert "r.csv was begun with threshold " in line
     line = refused("score", halting / "guard", "grey", "--model", f"{MODULE}:net", *options)
     assert "as row 1, where grey/000.png is now; resume it with the same inputs" in line
     assert "exists already; --resume continues it, --force replaces it" in refused(*command(halting, out))
     assert out.read_bytes() == before
-    code, _, err = oodles_run("score", halting / "guard", "grey", "--model", f"{MODULE}:net", "--out", out, "--force")
-    assert code == 0, err
+    succeeded("score", halting / "guard", "grey", "--model", f"{MODULE}:net", "--out", out, "--force")
     assert len(list(read_rows(out))) == 20
 
 

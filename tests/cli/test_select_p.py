@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -11,16 +10,13 @@ from oodles.selection.sparsity import FINE_GRID
 SELECT = ["select-p", "train", "--held-out", "test", *NETWORK, "--noise", "30"]
 
 
-def test_the_table_the_plot_and_the_json_agree(oodles_run, tmp_path):
-    code, out, err = oodles_run(*SELECT, "--out", tmp_path / "curve.png")
-    assert code == 0, err
+def test_the_table_the_plot_and_the_json_agree(succeeded, json_of, tmp_path):
+    out, _ = succeeded(*SELECT, "--out", tmp_path / "curve.png")
     assert [float(p) for p in re.findall(r"^p=(\S+)", out, re.MULTILINE)] == list(PAPER_GRID)
     assert out.count("<- chosen") == 1
     with Image.open(tmp_path / "curve.png") as picture:
         picture.load()
-    code, again, _ = oodles_run(*SELECT, "--json")
-    assert code == 0
-    found = json.loads(again)
+    found = json_of(*SELECT)
     assert list(found["curve"]) == [str(p) for p in PAPER_GRID]
     assert f"p={found['p']:<5g} AUROC {100 * found['curve'][str(found['p'])]['auroc']:6.2f}" in out
     best = max(row["auroc"] for row in found["curve"].values())
@@ -29,11 +25,9 @@ def test_the_table_the_plot_and_the_json_agree(oodles_run, tmp_path):
     assert {(row["n_id"], row["n_ood"]) for row in found["curve"].values()} == {(50, 30)}
 
 
-def test_options(oodles_run):
-    options = ["--fine", "--detector", "react(95)+weight_pruning", "--limit", "15", "--seed", "3", "--json"]
-    code, out, err = oodles_run(*SELECT, *options)
-    assert code == 0, err
-    found = json.loads(out)
+def test_options(json_of):
+    options = ["--fine", "--detector", "react(95)+weight_pruning", "--limit", "15", "--seed", "3"]
+    found = json_of(*SELECT, *options)
     assert list(found["curve"]) == [str(p) for p in FINE_GRID]
     assert found["curve"]["0.5"]["detector"] == "react(95)+weight_pruning(0.5)+energy"
     assert found["curve"]["0.5"]["n_id"] == 15
@@ -46,8 +40,6 @@ def test_options(oodles_run):
         (["--detector", "knn"], "--detector knn has no sparsifier, so there is no p to choose"),
         (["--detector", "dise"], "dise"),
         (["--noise", "0"], "--noise 0 must be at least 1"),
-        (["--limit", "0"], "a limit of 0 images"),
-        (["--held-out", "nowhere"], "nowhere does not exist"),
         (["--checkpoint", "ten.pt"], "ten.pt does not fit Sequential"),
         (["--out", "curve.txt"], "curve.txt"),
     ],

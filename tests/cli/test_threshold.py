@@ -17,11 +17,10 @@ def guard(fitted, tmp_path):
     return shutil.copytree(fitted / "guard", tmp_path / "guard")
 
 
-def test_the_threshold_is_set_again_and_nothing_else_changes(fitted, guard, oodles_run):
+def test_the_threshold_is_set_again_and_nothing_else_changes(fitted, guard, succeeded):
     before = json.loads((guard / "guard.json").read_text())
     files = {path.name: path.read_bytes() for path in guard.iterdir() if path.name != "guard.json"}
-    code, out, err = oodles_run("threshold", guard, "--features", fitted / "test", "--id-rate", "0.8")
-    assert code == 0, err
+    out, _ = succeeded("threshold", guard, "--features", fitted / "test", "--id-rate", "0.8")
     detector, threshold, _ = load_guard(guard)
     scores = detector.score(Features.load(fitted / "test"))
     assert threshold == oodles.calibrate(scores, 0.8)
@@ -37,29 +36,21 @@ def test_the_threshold_is_set_again_and_nothing_else_changes(fitted, guard, oodl
     assert f"{accepted[0]:.2%} of the 50 rows of {fitted / 'test'}, {accepted[1]:.2%} before" in share
 
 
-def test_without_a_rate_it_is_the_guards_own(fitted, guard, oodles_run):
-    assert oodles_run("threshold", guard, "--features", fitted / "train", "--id-rate", "0.9")[0] == 0
-    assert oodles_run("threshold", guard, "--features", fitted / "test")[0] == 0
-    _, threshold, _ = load_guard(guard)
-    assert (threshold.id_rate, threshold.calibration_size) == (0.9, 50)
+def test_without_a_rate_it_is_the_guards_own_and_the_model_still_belongs_to_it(fitted, guard, workspace, succeeded):
+    succeeded("threshold", guard, "--features", fitted / "train", "--id-rate", "0.9")
+    succeeded("threshold", guard, "--features", fitted / "test")
+    loaded = oodles.Guard.load(guard, network(workspace))
+    assert (loaded.threshold.id_rate, loaded.threshold.calibration_size) == (0.9, 50)
+    assert loaded.preprocessing is not None
+    assert torch.isfinite(loaded(torch.zeros(1, 3, 8, 8)).score).all()
 
 
-def test_features_of_another_model_and_too_few_rows_leave_the_guard_alone(fitted, guard, refused, oodles_run, tmp_path):
+def test_features_of_another_model_and_too_few_rows_leave_the_guard_alone(fitted, guard, refused, succeeded, tmp_path):
     before = (guard / "guard.json").read_bytes()
-    two = ["--checkpoint", "two.pt", *NETWORK[4:], "--out", tmp_path / "two"]
-    assert oodles_run("extract", "test", *NETWORK[:2], *two)[0] == 0
-    line = refused("threshold", guard, "--features", tmp_path / "two")
-    assert "two has features of another model than" in line
+    succeeded("extract", "test", *NETWORK, "--checkpoint", "two.pt", "--out", tmp_path / "two")
+    assert "two has features of another model than" in refused("threshold", guard, "--features", tmp_path / "two")
     line = refused("threshold", guard, "--features", fitted / "test", "--id-rate", "0.99")
     assert "50 ID scores are too few for id_rate=0.99" in line
     example_features(80, 7, 2).save(tmp_path / "unknown")
     assert "was fitted on" in refused("threshold", guard, "--features", tmp_path / "unknown")
     assert (guard / "guard.json").read_bytes() == before
-
-
-def test_the_model_still_belongs_to_the_guard(fitted, guard, workspace, oodles_run):
-    assert oodles_run("threshold", guard, "--features", fitted / "test", "--id-rate", "0.9")[0] == 0
-    loaded = oodles.Guard.load(guard, network(workspace))
-    assert loaded.threshold.id_rate == 0.9
-    assert loaded.preprocessing is not None
-    assert torch.isfinite(loaded(torch.zeros(1, 3, 8, 8)).score).all()

@@ -62,12 +62,6 @@ def test_the_exported_guard_explains_as_the_guard_does(spec, tmp_path):
         np.testing.assert_array_equal(getattr(verdict, name), getattr(plain, name))
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported")
-    return {kind: made.parts_of(made.export(kind, folder / kind)) for kind in made.KINDS}
-
-
 @pytest.fixture
 def images_guard(originals, tmp_path):
     return ExportedGuard.open(made.write(originals["images"], tmp_path / "guard.zip"))

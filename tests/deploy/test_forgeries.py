@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load, save
@@ -19,30 +20,11 @@ from oodles.deploy.exported import ExportedGuard
 from oodles.errors import DataError
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported")
-    return {kind: made.parts_of(made.export(kind, folder / kind)) for kind in made.KINDS}
-
-
-@pytest.fixture
-def parts(originals):
-    return originals["vectors"]
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "place").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "place"
-
-
 def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
     """Another value for each field, which is given by its path; ``...`` removes it."""
     record = made.record_of(parts)
     for path, value in changes.items():
-        *above, last = path.split(".")
+        *above, last = path.split("/")
         holder = record
         for name in above:
             holder = holder[int(name) if isinstance(holder, list) else name]
@@ -62,53 +44,43 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
     [
         ("vectors", {"class_names": ["a", "b"]}, "names 2 classes, but its graph has 3"),
         ("vectors", {"class_names": ["a", "b", 3]}, "class_names"),
-        ("vectors", {"threshold.value": 10**400}, "threshold.value"),
-        ("vectors", {"threshold.value": -1e300}, "does not hold the graph that its record describes"),
-        ("vectors", {"inputs.0.name": "y"}, "does not hold the graph that its record describes"),
-        ("vectors", {"inputs.0.dtype": "float64"}, "does not hold the graph that its record describes"),
-        ("vectors", {"inputs.0.dtype": "object"}, "inputs[0].dtype"),
-        ("vectors", {"inputs.0.shape": [None, 6]}, "does not hold the graph that its record describes"),
-        ("vectors", {"inputs.0.shape": [None, 0]}, "inputs[0].shape"),
+        ("vectors", {"threshold/value": 10**400}, "threshold.value"),
+        ("vectors", {"threshold/value": -1e300}, "does not hold the graph that its record describes"),
+        ("vectors", {"inputs/0/name": "y"}, "does not hold the graph that its record describes"),
+        ("vectors", {"inputs/0/dtype": "float64"}, "does not hold the graph that its record describes"),
+        ("vectors", {"inputs/0/dtype": "object"}, "inputs[0].dtype"),
+        ("vectors", {"inputs/0/shape": [None, 6]}, "does not hold the graph that its record describes"),
+        ("vectors", {"inputs/0/shape": [None, 0]}, "inputs[0].shape"),
         ("vectors", {"inputs": []}, "inputs"),
         ("vectors", {"outputs": ["logits"]}, "does not hold the graph that its record describes"),
         ("vectors", {"schema": 2}, "has schema 2, this version of oodles reads schema 1"),
         ("vectors", {"explanation": ...}, "missing required field `explanation`"),
-        ("vectors", {"explanation.sparsified": [1]}, "contradicts itself in 'explanation'"),
-        ("vectors", {"explanation.sparsified": [0, 0]}, "contradicts itself in 'explanation'"),
-        ("vectors", {"explanation.sparsified": [-1]}, "explanation.sparsified"),
-        ("vectors", {"explanation.sparsified": []}, "does not hold the graph that its record describes"),
-        ("vectors", {"explanation.members": ["a", "b"]}, "contradicts itself in 'explanation'"),
-        (
-            "vectors",
-            {"explanation.members": ["a", "b"], "explanation.reduction": "min"},
-            "no usable reference scores of its ensemble",
-        ),
-        ("images", {"explanation.members": ["a"]}, "no usable reference scores of its ensemble"),
-        ("images", {"explanation.reduction": "max"}, "explanation.reduction"),
-        ("images", {"explanation.sparsified": [0, 1]}, "does not hold the graph that its record describes"),
-        ("vectors", {"members.guard.onnx": ...}, "members"),
+        ("vectors", {"explanation/sparsified": [1]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation/sparsified": [0, 0]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation/sparsified": [-1]}, "explanation.sparsified"),
+        ("vectors", {"explanation/sparsified": []}, "does not hold the graph that its record describes"),
+        ("vectors", {"explanation/members": ["a", "b"]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation/members": ["a", "b"], "explanation/reduction": "min"}, "no usable reference scores"),
+        ("images", {"explanation/members": ["a"]}, "no usable reference scores of its ensemble"),
+        ("images", {"explanation/reduction": "max"}, "explanation.reduction"),
+        ("images", {"explanation/sparsified": [0, 1]}, "does not hold the graph that its record describes"),
+        ("vectors", {"members/guard.onnx": ...}, "members"),
         ("vectors", {"members": {}}, "contradicts itself in 'members'"),
         ("vectors", {"model": ...}, "model"),
         ("vectors", {"surprise": 1}, "surprise"),
-        ("vectors", {"threshold.surprise": 1}, "surprise"),
+        ("vectors", {"threshold/surprise": 1}, "surprise"),
         ("vectors", {"metrics": {"AUROC": float("nan")}}, "metrics"),
         ("vectors", {"kind": "guard"}, "not a record of kind 'exported guard'"),
-        ("images", {"preprocessing.size": 3}, "gives other answers than when it was exported"),
-        ("images", {"preprocessing.size": 5}, "contradicts itself in 'preprocessing'"),
-        ("images", {"preprocessing.resize": 5}, "gives other answers than when it was exported"),
-        ("images", {"preprocessing.resize": 65536}, "preprocessing.resize"),
-        ("images", {"preprocessing.std": [1, 1, 0]}, "preprocessing.std"),
+        ("images", {"preprocessing/size": 3}, "gives other answers than when it was exported"),
+        ("images", {"preprocessing/size": 5}, "contradicts itself in 'preprocessing'"),
+        ("images", {"preprocessing/resize": 5}, "gives other answers than when it was exported"),
+        ("images", {"preprocessing/resize": 65536}, "preprocessing.resize"),
+        ("images", {"preprocessing/std": [1, 1, 0]}, "preprocessing.std"),
         ("images", {"preprocessing": None}, ""),
     ],
 )
 def test_a_record_that_contradicts_itself_or_the_graph_is_refused(originals, place, form, kind, changes, said):
-    if "members.guard.onnx" in changes:
-        record = made.record_of(originals[kind])
-        del record["members"][GRAPH]
-        changed = made.forged(originals[kind], record)
-    else:
-        changed = with_fields(originals[kind], changes)
-    path = made.write(changed, place / form)
+    path = made.write(with_fields(originals[kind], changes), place / form)
     if said:
         assert said in refusal(path)
     else:
@@ -117,10 +89,8 @@ def test_a_record_that_contradicts_itself_or_the_graph_is_refused(originals, pla
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, 1 << 31, 10**30, -1])
 def test_a_wrong_size_of_a_member_is_refused(parts, place, size):
-    record = made.record_of(parts)
-    record["members"][GRAPH]["bytes"] = size
-    refusal(made.write(made.forged(parts, record), place / "guard"))
-    refusal(made.write(made.forged(parts, record), place / "guard.zip"))
+    for form in ("guard", "guard.zip"):
+        refusal(made.write(with_fields(parts, {f"members/{GRAPH}/bytes": size}), place / form))
 
 
 def test_control_characters_of_a_record_are_not_in_the_message(parts, place):
@@ -129,6 +99,15 @@ def test_control_characters_of_a_record_are_not_in_the_message(parts, place):
 
 
 # Tensors ----------------------------------------------------------------------------------------
+
+
+def with_tensor(parts: made.Parts, place: Path, name: str, change) -> Path:
+    """A tensor that was changed, or left out if ``change`` is None."""
+    arrays = load(parts[TENSORS])
+    value = arrays.pop(name)
+    if change is not None:
+        arrays[name] = np.ascontiguousarray(change(value))
+    return made.write(made.forged(parts, tensors=save(arrays)), place / "guard")
 
 
 @pytest.mark.parametrize(
@@ -148,22 +127,14 @@ def test_control_characters_of_a_record_are_not_in_the_message(parts, place):
     ],
 )
 def test_other_tensors_are_refused(parts, place, name, change):
-    arrays = load(parts[TENSORS])
-    value = arrays.pop(name)
-    if change is not None:
-        arrays[name] = np.ascontiguousarray(change(value))
-    refusal(made.write(made.forged(parts, tensors=save(arrays)), place / "guard"))
+    refusal(with_tensor(parts, place, name, change))
 
 
 @pytest.mark.parametrize("name", ["reference_", "centre_", "spread_"])
 @pytest.mark.parametrize("change", [None, lambda a: a[:1], lambda a: a * np.float32(np.nan), lambda a: a.astype(int)])
 def test_other_reference_scores_of_an_ensemble_are_refused(originals, place, name, change):
-    arrays = load(originals["images"][TENSORS])
-    value = arrays.pop(name)
-    if change is not None:
-        arrays[name] = np.ascontiguousarray(change(value))
-    changed = made.forged(originals["images"], tensors=save(arrays))
-    assert "no usable reference scores of its ensemble" in refusal(made.write(changed, place / "guard"))
+    path = with_tensor(originals["images"], place, name, change)
+    assert "no usable reference scores of its ensemble" in refusal(path)
 
 
 # Graphs -----------------------------------------------------------------------------------------
@@ -215,10 +186,8 @@ def test_a_graph_with_foreign_operators_is_refused(parts, place):
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 50, b"ORTM" * 50, b"\x3a\xff\xff\xff\x7f", b"\x80" * 40, b"\x0b"])
 def test_what_is_no_graph_is_refused(parts, place, content):
-    if content:
-        assert "not an ONNX model" in refusal(made.write(made.forged(parts, graph=content), place / "guard"))
-    else:
-        refusal(made.write(made.forged(parts, graph=content), place / "guard"))
+    line = refusal(made.write(made.forged(parts, graph=content), place / "guard"))
+    assert "not an ONNX model" in line or not content
 
 
 def test_a_graph_within_graphs_within_graphs_is_refused(parts, place):
@@ -303,10 +272,10 @@ def test_a_graph_that_fails_on_other_inputs_says_so_in_one_line(parts, place):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"threshold.value": -1000.0},
+        {"threshold/value": -1000.0},
         {"class_names": ["c", "a", "b"]},
         {"metrics": {"AUROC": 0.99}},
-        {"agreement.score": 0.0},
+        {"agreement/score": 0.0},
         {"spec": "msp"},
         {"model": "0" * 64},
     ],
@@ -317,7 +286,7 @@ def test_what_is_consistent_cannot_be_known_to_be_wrong(parts, place, changes):
     assert other.identity != original.identity
     answers, changed = original(made.inputs("vectors")), other(made.inputs("vectors"))
     assert np.array_equal(answers.score, changed.score)
-    if "threshold.value" in changes:
+    if "threshold/value" in changes:
         assert changed.is_id.all()
 
 
@@ -327,8 +296,6 @@ def test_a_consistent_other_network_cannot_be_known_to_be_wrong(parts, place):
     bias = next(each for each in model.graph.initializer if each.name == "network.fc.bias")
     bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32([9, 0, 0]), bias.name))
     arrays = load(parts[TENSORS])
-    import onnxruntime
-
     session = onnxruntime.InferenceSession(model.SerializeToString())
     given = {"images": arrays["self_test.images"]}
     for name in (name for name in arrays if name.startswith("self_test.output.")):

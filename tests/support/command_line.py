@@ -13,7 +13,7 @@ from oodles.data.readers import open_images
 from oodles.data.transforms import Transform
 from oodles.models import build_model, load_checkpoint
 
-MODEL = "tiny_net_of_the_cli_tests:net"
+MODEL, WATCHED = "tiny_net_of_the_cli_tests:net", "tiny_net_of_the_cli_tests:watched"
 SIZE = ["--size", "8", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
 WEIGHTS = ["--model", MODEL, "--checkpoint", "one.pt"]
 NETWORK = [*WEIGHTS, *SIZE]
@@ -28,6 +28,19 @@ MODULE = """
             return nn.Sequential(
                 nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, classes)
             )
+
+    class Watched(nn.Sequential):
+        "Remembers how many images it was given at a time; NaN for images that are black."
+
+        sizes = []
+
+        def forward(self, images):
+            self.sizes.append(len(images))
+            dark = images.amax(dim=(1, 2, 3), keepdim=True) <= -2
+            return super().forward(torch.where(dark, torch.nan, images))
+
+    def watched():
+        return Watched(*net())
 """
 
 
