@@ -9,9 +9,8 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
-from email.message import Message
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution, distributions
 from itertools import chain
 from pathlib import Path
 
@@ -52,23 +51,12 @@ def built(tmp_path_factory) -> tuple[Path, ...]:
     return build(tmp_path_factory.mktemp("built"), "sdist", "wheel")
 
 
-@pytest.fixture(scope="module")
-def members(built) -> dict[str, str]:
-    """The wheel's files below ``oodles/`` and, by their bare names, those of its record."""
+def test_the_wheel_holds_the_package_and_nothing_else(built):
     with zipfile.ZipFile(built[1]) as wheel:
         assert wheel.testzip() is None
-        return {name: name.partition("/")[2] for name in wheel.namelist()}
-
-
-@pytest.fixture(scope="module")
-def metadata(built) -> Message:
-    with zipfile.ZipFile(built[1]) as wheel:
-        return message_from_string(wheel.read(f"oodles-{oodles.__version__}.dist-info/METADATA").decode())
-
-
-def test_the_wheel_holds_the_package_and_nothing_else(built, members):
-    package = {inner for name, inner in members.items() if name.startswith("oodles/")}
-    record = {inner for name, inner in members.items() if not name.startswith("oodles/")}
+        members = [name.partition("/") for name in wheel.namelist()]
+    package = {inner for top, _, inner in members if top == "oodles"}
+    record = {inner for top, _, inner in members if top != "oodles"}
     source = ROOT / "src" / "oodles"
     files = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
     assert package == {name for name in files if "__pycache__" not in name}
@@ -91,13 +79,13 @@ def test_the_sdist_holds_sources_and_pages_only(built):
     assert names == {"src", "pyproject.toml", "PKG-INFO", ".gitignore", *pages}
 
 
-def test_metadata_is_complete(metadata):
+def test_metadata_is_complete(built):
+    with zipfile.ZipFile(built[1]) as wheel:
+        text = wheel.read(f"oodles-{oodles.__version__}.dist-info/METADATA").decode()
+    metadata = message_from_string(text)
     assert metadata["Version"] == oodles.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+", oodles.__version__)
-    assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("License-File")) == LICENCES
-    assert metadata["Author"] == "the oodles developers"
-    assert metadata["Requires-Python"] == ">=3.11"
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
     assert {"Repository", "Documentation", "Changelog", "Issues"} <= set(urls)
     assert all(url.startswith(urls["Repository"]) for url in urls.values())
@@ -123,28 +111,18 @@ def test_notices_name_every_package_that_users_install():
     for extra in third_party.EXTRAS:
         for need in map(third_party.plain, third_party.direct(extra)):
             assert extra in listed[need][0] or listed[need][0] == {""}, f"{need}: run make study NAME=third_party"
-    installed = [name for name in listed if find_distribution(name)]
+    installed = {third_party.plain(each.name) for each in distributions()} & listed.keys()
     assert len(installed) > 30
     assert {name: third_party.licence(distribution(name)) for name in installed} == {n: listed[n][1] for n in installed}
 
 
-def find_distribution(name: str) -> bool:
-    try:
-        return bool(distribution(name))
-    except PackageNotFoundError:
-        return False
-
-
-def test_the_citation_is_of_this_version():
+def test_the_citation_and_the_changelog_are_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == oodles.__version__
     assert (citation["license"], citation["type"]) == (PROJECT["license"], "software")
     assert citation["repository-code"] == PROJECT["urls"]["Repository"]
     (paper,) = citation["references"]
     assert ([author["family-names"] for author in paper["authors"]], paper["year"]) == (["Sun", "Li"], 2022)
-
-
-def test_the_changelog_begins_with_this_version():
     first = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
     assert first.split()[1] == oodles.__version__
 

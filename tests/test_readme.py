@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
+from support.site_data import images, table, vision_model
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,8 +17,6 @@ ROWS, CLASSES = 400, 3
 
 
 class Tabular(nn.Module):
-    """Numbers and one category per row."""
-
     def __init__(self):
         super().__init__()
         self.category = nn.Embedding(5, 4)
@@ -35,27 +34,11 @@ def text_model():
     return BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=CLASSES, **sizes))
 
 
-def vision_model():
-    body = [nn.Conv2d(3, 24, 3, stride=2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*body, nn.Linear(24, CLASSES))
-
-
-def labels(rows):
-    return torch.randint(0, CLASSES, (rows,))
-
-
 def text_batch(rows):
     mask = torch.ones(rows, 8, dtype=torch.long)
     mask[: rows // 2, 5:] = 0
-    return {"input_ids": torch.randint(1, 50, (rows, 8)), "attention_mask": mask, "labels": labels(rows)}
-
-
-def image_batch(rows):
-    return torch.randn(rows, 3, 16, 16) + 3 * torch.randn(rows, 3, 1, 1), labels(rows)
-
-
-def table_batch(rows):
-    return torch.randn(rows, 6), torch.randint(0, 5, (rows,)), labels(rows)
+    labels = torch.randint(0, CLASSES, (rows,))
+    return {"input_ids": torch.randint(1, 50, (rows, 8)), "attention_mask": mask, "labels": labels}
 
 
 def snippet():
@@ -65,7 +48,7 @@ def snippet():
 
 @pytest.mark.parametrize(
     ("model", "batch"),
-    [(vision_model, image_batch), (text_model, text_batch), (Tabular, table_batch)],
+    [(vision_model, images), (text_model, text_batch), (Tabular, table)],
     ids=["vision", "text", "tabular"],
 )
 def test_the_lines_work_unchanged(model, batch, tmp_path, monkeypatch):
@@ -104,21 +87,15 @@ def test_links_are_absolute_and_lead_to_files_of_the_repository():
 def test_results_are_those_of_the_reproduction():
     """FPR95 as measured, and in brackets as published."""
     page = (ROOT / "docs" / "reproduction.md").read_text()
-    names = {
-        "MSP": "msp",
-        "ODIN": "odin(epsilon=0.004, std=",
-        "energy": "energy",
-        "ReAct": "react(90)",
-        "DICE": "dice(0.9)",
-    }
+    names = {"MSP": "msp", "ODIN": "odin(epsilon=0.004, std=", "energy": "energy"}
+    names |= {"ReAct": "react(90)", "DICE": "dice(0.9)"}
     lines = [line.strip("| ").split(" | ") for line in README.read_text().splitlines() if re.search(r"\d \(\d", line)]
     assert len(lines) == len(names)
     for name, *cells in lines:
         expected = []
         for network in ("cifar10", "cifar100"):
-            table = page.partition(f"\n## {network}\n")[2].partition("main comparison")[2].partition("\n\n*")[0]
-            row = next(line for line in table.splitlines() if line.startswith(f"| {names[name.partition(',')[0]]}"))
-            for cell in row.strip("| ").split(" | ")[1:4]:
-                found = re.match(r"\**([\d.]+).*?<br>\(([\d.]+)/", cell)
-                expected.append(f"{found[1]} ({found[2]})")
+            found = page.partition(f"\n## {network}\n")[2].partition("main comparison")[2].partition("\n\n*")[0]
+            row = next(line for line in found.splitlines() if line.startswith(f"| {names[name.partition(',')[0]]}"))
+            shown = (re.match(r"\**([\d.]+).*?<br>\(([\d.]+)/", cell) for cell in row.strip("| ").split(" | ")[1:4])
+            expected += [f"{each[1]} ({each[2]})" for each in shown]
         assert cells == expected, name

@@ -47,11 +47,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "training": dict,
     "write-your-own-detector": feature_names,
 }
-WITH_FILES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "monitoring": exported_names,
-    "scoring": saved_names,
-    "use-on-your-model": library_names,
-}
+WITH_FILES = {"monitoring": exported_names, "scoring": saved_names, "use-on-your-model": library_names}
 """What each page takes for granted, some of them in files."""
 NOT_RUN = {
     "scale": "needs a Ray cluster: tests/distributed/test_ray.py runs the same calls",
@@ -81,7 +77,6 @@ def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def prepare(page: str, folder: Path) -> None:
-    """Files that a page's Python reads."""
     if page in ("deploy", "export", "report", "scoring"):
         write_workspace(folder)
     if page == "report":
@@ -91,7 +86,6 @@ def prepare(page: str, folder: Path) -> None:
 
 
 def run_python(page: str, block: Block, given: dict[str, Any]) -> str:
-    """What a block prints."""
     printed = io.StringIO()
     code = compile("\n" * (block.line - 1) + block.text, DOCS / f"{page}.md", "exec")
     with contextlib.redirect_stdout(printed):
@@ -130,7 +124,10 @@ def run(command: str, patch: pytest.MonkeyPatch) -> None:
     """Run one command line in this process; what it would write is removed first."""
     piped, words = arguments(command)
     if "--out" in words and words[0] != "extract":
-        remove(Path(words[words.index("--out") + 1]))
+        out = Path(words[words.index("--out") + 1])
+        if out.is_dir():
+            shutil.rmtree(out)
+        out.unlink(missing_ok=True)
     patch.setattr(sys, "argv", ["oodles", *words])
     if piped:
         given = subprocess.run(piped, shell=True, check=True, capture_output=True).stdout  # noqa: S602
@@ -143,13 +140,6 @@ def run(command: str, patch: pytest.MonkeyPatch) -> None:
     ):
         cli.main()
     assert not end.value.code, f"{command}\n{errors.getvalue()}"
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("page", ["../README", *sorted(path.stem for path in DOCS.glob("*.md"))])

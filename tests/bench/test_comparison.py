@@ -45,14 +45,8 @@ def test_detectors_that_differ_in_more_than_a_seed_are_not_grouped():
 
 
 def test_the_best_of_each_column_is_marked_ties_included():
-    rows = [
-        row("x", "a", 0.10, 0.90),
-        row("y+energy", "a", 0.1004, 0.9504),
-        row("z", "a", 0.2, 0.95),
-        row("x", "b", 0.3, 0.6),
-        row("y+energy", "b", 0.2, 0.5),
-        row("z", "b", 0.1, 0.4),
-    ]
+    rows = [row("x", "a", 0.10, 0.90), row("y+energy", "a", 0.1004, 0.9504), row("z", "a", 0.2, 0.95)]
+    rows += [row("x", "b", 0.3, 0.6), row("y+energy", "b", 0.2, 0.5), row("z", "b", 0.1, 0.4)]
     table = compare(rows, title="T")
     assert (table.title, names(table)) == ("T", ["a", "b", AVERAGE])
     assert [label for label, _ in table.lines()] == ["x", "y", "z"], "the default score is not named"

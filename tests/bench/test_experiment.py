@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support.experiment import ood_features
 from support.rows import cell
 
 from oodles.bench import run as module
@@ -21,9 +22,7 @@ MAIN = ["msp", "energy", "react(90)", "dice(0.8)", "dice(0.9)"]
 
 def experiment_features(seed=0):
     whole = example_features(400, 16, 4, seed=seed)
-    ood = {
-        f"set{k}": Features(example_features(80 + k, 16, 4, seed=seed + k).embedding, head=whole.head) for k in (1, 2)
-    }
+    ood = {f"set{k}": ood_features(whole.head, seed + k, 80 + k) for k in (1, 2)}
     return {"train": whole[:280], "test": whole[280:], **ood}
 
 
@@ -69,15 +68,8 @@ def test_every_row_once_and_as_the_benchmark_gives_it(everything, features):
     wanted = {row.detector for part in everything.rows.values() for row in part}
     wanted |= {row.detector for point in everything.points for row in point.rows}
     assert {row.detector for row in rows} == wanted
-    ood = {name: part for name, part in features.items() if name not in ("train", "test")}
-    direct = benchmark(
-        {spec: parse(spec) for spec in sorted(wanted)},
-        train=features["train"],
-        test=features["test"],
-        ood=ood,
-        id_set="ours",
-        run="one",
-    )
+    sets = {"train": features["train"], "test": features["test"], "ood": {k: features[k] for k in ("set1", "set2")}}
+    direct = benchmark({spec: parse(spec) for spec in sorted(wanted)}, **sets, id_set="ours", run="one")
     assert {(row.detector, row.ood_set): row for row in rows} == {(row.detector, row.ood_set): row for row in direct}
 
 

@@ -1,24 +1,21 @@
 """``benchmark``: one row for each detector and OOD set."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from support.experiment import experiment
 
 from oodles.bench.run import benchmark
 from oodles.detectors import DICE, MSP
-from oodles.errors import ArgumentError, DataError, FitWarning, ShapeError
+from oodles.errors import ArgumentError, FitWarning, ShapeError
 from oodles.features import Features
 
 
 def test_one_row_per_detector_and_set_under_the_given_names():
     sets = experiment()
     rows = benchmark({"mine": DICE(p=0.5), "msp": MSP()}, **sets, id_set="here", run="r2", bootstrap=20)
-    assert [(row.detector, row.ood_set) for row in rows] == [
-        ("mine", "near"),
-        ("mine", "far"),
-        ("msp", "near"),
-        ("msp", "far"),
-    ]
+    assert [(row.detector, row.ood_set) for row in rows] == list(product(("mine", "msp"), ("near", "far")))
     assert {(row.id_set, row.run, row.n_id) for row in rows} == {("here", "r2", 120)}
     assert [row.n_ood for row in rows[:2]] == [110, 70]
     for row in rows:
@@ -27,8 +24,6 @@ def test_one_row_per_detector_and_set_under_the_given_names():
     by_spec = benchmark([DICE(p=0.5)], **sets)
     assert [row.detector for row in by_spec] == ["dice(0.5)+energy"] * 2
     assert np.allclose([row.auroc for row in by_spec], [row.auroc for row in rows[:2]])
-    with pytest.raises(DataError, match="no OOD set"):
-        benchmark([MSP()], train=sets["train"], test=sets["test"], ood={})
 
 
 def test_detectors_may_be_given_as_text():
@@ -36,8 +31,6 @@ def test_detectors_may_be_given_as_text():
     assert benchmark(["dice(0.5)", MSP()], **sets) == benchmark([DICE(p=0.5), MSP()], **sets)
     named = benchmark({"mine": "dice(0.5)"}, **sets)
     assert [row.detector for row in named] == ["mine", "mine"]
-    with pytest.raises(ArgumentError, match="3 is not a detector; give one"):
-        benchmark([3], **sets)
 
 
 def test_no_detector_is_dropped_because_another_has_the_same_name():

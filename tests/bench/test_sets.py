@@ -41,12 +41,15 @@ def network():
     return smooth(dtype=torch.float32)
 
 
+def about(sets):
+    return {"train": sets["train"], "test": sets["test"], "ood": {"other": sets["other"]}}
+
+
 def bench(network, sets, store=None, specs=("msp", "dice(0.5)", ODIN, LAYERS), **options):
     """The rows of these detectors, and the passes by set: forward and backward."""
     network.forwards.clear()
     network.backwards.clear()
-    about = {"train": sets["train"], "test": sets["test"], "ood": {"other": sets["other"]}}
-    rows = ood.benchmark(specs, model=network, **about, preprocessing=TRANSFORM, store=store, **options)
+    rows = ood.benchmark(specs, model=network, **about(sets), preprocessing=TRANSFORM, store=store, **options)
     return rows, {name: (network.forwards.count(n), network.backwards.count(n)) for name, n in SIZES.items()}
 
 
@@ -55,34 +58,23 @@ def bench(network, sets, store=None, specs=("msp", "dice(0.5)", ODIN, LAYERS), *
 
 def test_a_detector_that_must_be_tuned_is_benchmarked_on_loaders(network, bitmaps):
     loaders = {name: ImageLoader(images, TRANSFORM) for name, images in bitmaps.items()}
-    about = {"train": loaders["train"], "test": loaders["test"], "ood": {"other": loaders["other"]}}
     detector = ood.ODIN()
-    (row,) = ood.benchmark({"mine": detector}, model=network, **about)
+    (row,) = ood.benchmark({"mine": detector}, model=network, **about(loaders))
     assert (row.detector, row.n_id, row.n_ood) == ("mine", 14, 12)
     assert detector.step_size in detector.grid
-    assert ood.benchmark(["odin"], model=network, **about)[0].auroc == row.auroc
-    batches = {name: list(loader) for name, loader in loaders.items()}
-    about = {"train": batches["train"], "test": batches["test"], "ood": {"other": batches["other"]}}
-    assert ood.benchmark(["odin"], model=network, **about)[0].auroc == row.auroc, "any loader"
+    for sets in (loaders, {name: list(loader) for name, loader in loaders.items()}):
+        assert ood.benchmark(["odin"], model=network, **about(sets))[0].auroc == row.auroc, "any loader"
 
 
 def test_loaders_give_the_rows_of_their_features(network, bitmaps):
     features = extract_sets(network, bitmaps, preprocessing=TRANSFORM)
-    assert {name: part.labels is not None for name, part in features.items()} == {
-        "train": True,
-        "test": True,
-        "other": False,
-    }
+    assert {name for name, part in features.items() if part.labels is not None} == {"train", "test"}
     specs = ["msp", "dice(0.5)", "knn(3)", "vim"]
-    about = {"train": features["train"], "test": features["test"], "ood": {"other": features["other"]}}
-    assert bench(network, bitmaps, specs=specs)[0] == ood.benchmark(specs, **about)
+    assert bench(network, bitmaps, specs=specs)[0] == ood.benchmark(specs, **about(features))
 
 
 def test_what_does_not_fit_together_is_refused(network, bitmaps):
-    features, images = (
-        experiment(),
-        {"train": bitmaps["train"], "test": bitmaps["test"], "ood": {"x": bitmaps["other"]}},
-    )
+    features, images = experiment(), about(bitmaps)
     for call, message in (
         (lambda: ood.benchmark(["odin"], **features), "odin has to be tuned on the network; give model="),
         (lambda: ood.benchmark(["msp"], **images), "train is not features; give model="),
@@ -123,13 +115,11 @@ def test_messages_limits_and_unreadable_images(network, bitmaps, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
 class TestOneStore:
-    def test_the_network_runs_once_and_once_more_after_a_step(self, network, bitmaps, tmp_path):
+    def test_few_passes_give_the_rows_of_separate_extractions(self, network, bitmaps, tmp_path):
+        rows, passes = bench(network, bitmaps, tmp_path / "s")
         # training images: their features, tuning on them, a step that makes adversarial copies, and the copies
-        assert bench(network, bitmaps, tmp_path / "s")[1] == FULL
+        assert passes == FULL
         assert bench(network, bitmaps)[1] == FULL, "in memory too"
-
-    def test_every_row_is_that_of_separate_extractions(self, network, bitmaps, tmp_path):
-        rows, _ = bench(network, bitmaps, tmp_path / "s")
         alone = [bench(network, bitmaps, specs=specs)[0] for specs in (["msp", "dice(0.5)"], [ODIN], [LAYERS])]
         assert [row for part in alone for row in part] == rows
 
@@ -176,11 +166,10 @@ class TestOneStore:
         write(content)
         assert bench(network, bitmaps, tmp_path / "s", [ODIN], verify=True)[1] == IDLE
 
-    @pytest.mark.parametrize("where", ["tuning", "copies", "other"])
-    def test_an_interrupted_run_is_continued(self, network, bitmaps, tmp_path, where):
-        calls = {"tuning": (30, 2), "copies": (30, 4), "other": (12, 1)}
-        size, call = calls[where]
-
+    @pytest.mark.parametrize(
+        ("size", "call", "left"), [(30, 2, (3, 1)), (30, 4, (2, 1)), (12, 1, (0, 0))], ids=["tuning", "copies", "other"]
+    )
+    def test_an_interrupted_run_is_continued(self, network, bitmaps, tmp_path, size, call, left):
         def interrupt(module, inputs):
             if len(inputs[0]) == size and network.forwards.count(size) == call:
                 raise KeyboardInterrupt
@@ -191,8 +180,7 @@ class TestOneStore:
         handle.remove()
         rows, passes = bench(network, bitmaps, tmp_path / "s")
         assert rows == bench(network, bitmaps)[0]
-        left = {"tuning": (3, 1), "copies": (2, 1), "other": (0, 0)}
-        assert passes["train"] == left[where], "what was complete is not extracted again"
+        assert passes["train"] == left, "what was complete is not extracted again"
 
 
 # Loading from a store ---------------------------------------------------------------------------
@@ -204,7 +192,7 @@ def features():
     return {"train": sets["train"], "test": sets["test"], **sets["ood"]}
 
 
-def test_sets_are_loaded_from_their_store(features, tmp_path):
+def test_sets_are_loaded_from_their_store_unless_it_is_damaged(features, tmp_path):
     for name, part in features.items():
         part.save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not a store")
@@ -214,6 +202,9 @@ def test_sets_are_loaded_from_their_store(features, tmp_path):
     for name, part in features.items():
         assert torch.equal(got[name].embedding, part.embedding)
         assert got[name].head.same_as(part.head)
+    (tmp_path / "near" / "manifest.json").write_text("{")
+    with pytest.raises(FileError, match=r"near.*manifest.json is not readable JSON"):
+        load_sets(tmp_path)
 
 
 def test_a_folder_that_is_not_an_experiment(features, tmp_path):
@@ -227,11 +218,3 @@ def test_a_folder_that_is_not_an_experiment(features, tmp_path):
         load_sets(tmp_path)
     with pytest.raises(DataError, match="has no train"):
         load_sets(tmp_path / "train")
-
-
-def test_a_damaged_experiment_is_refused(features, tmp_path):
-    for name, part in features.items():
-        part.save(tmp_path / name)
-    (tmp_path / "near" / "manifest.json").write_text("{")
-    with pytest.raises(FileError, match=r"near.*manifest.json is not readable JSON"):
-        load_sets(tmp_path)

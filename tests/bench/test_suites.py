@@ -1,13 +1,13 @@
 """Suites: the paper's experiments find their data however it was unpacked, and reject other data."""
 
 import pickle
-import zipfile
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.io import savemat
+from support.images import write_image, write_zip
 
 from oodles.bench import SUITES, suite
 from oodles.data.loaders import ImageLoader
@@ -18,14 +18,9 @@ from oodles.paper.published import METHODS, tables
 
 
 def batch(path, labels, key="labels"):
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     content = {"data": np.zeros((len(labels), 3072), dtype=np.uint8), key: list(labels)}
     path.write_bytes(pickle.dumps(content, protocol=2))
-
-
-def write_image(path, shade=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (shade, shade, shade)).save(path)
 
 
 @pytest.fixture
@@ -138,8 +133,8 @@ WNIDS = ("n03", "n01", "n02")
 
 
 def class_folders(folder, wnids=WNIDS):
-    for shade, wnid in enumerate(wnids):
-        write_image(folder / wnid / f"{wnid}_1.png", shade)
+    for seed, wnid in enumerate(wnids):
+        write_image(folder / wnid / f"{wnid}_1.png", seed=seed)
 
 
 def test_imagenet_has_the_same_sorted_classes_in_both_parts(tmp_path):
@@ -155,25 +150,20 @@ def test_imagenet_has_the_same_sorted_classes_in_both_parts(tmp_path):
 def test_imagenet_inside_a_zip(tmp_path):
     for part in ("train", "val"):
         class_folders(tmp_path / "raw" / part)
-    with zipfile.ZipFile(tmp_path / "imagenet.zip", "w") as archive:
-        for file in (tmp_path / "raw").rglob("*.png"):
-            archive.write(file, file.relative_to(tmp_path / "raw"))
+    write_zip(tmp_path / "raw", tmp_path / "imagenet.zip")
     train, test, *_ = IMAGENET_OF_THREE.open_sets(tmp_path).values()
     assert train.labels.tolist() == test.labels.tolist() == [0, 1, 2]
     assert IMAGENET_OF_THREE.found(tmp_path)["train"] == tmp_path / "imagenet.zip" / "train"
 
 
-def test_imagenet_folders_that_do_not_agree_are_refused(tmp_path):
+def test_imagenet_folders_that_do_not_agree_or_are_missing_are_refused(tmp_path):
     class_folders(tmp_path / "imagenet" / "train")
     with pytest.raises(DataError, match=r"has no imagenet/val or .*, which the suite imagenet needs"):
         IMAGENET_OF_THREE.open_sets(tmp_path)
     class_folders(tmp_path / "imagenet" / "val", ("n01", "n02", "n04"))
     with pytest.raises(DataError, match=r"different class folders \(only one of the two has n03\)"):
         IMAGENET_OF_THREE.open_sets(tmp_path)
-
-
-def test_imagenet_as_distributed_without_class_folders_is_refused(tmp_path):
-    class_folders(tmp_path / "imagenet" / "train")
+    shutil.rmtree(tmp_path / "imagenet" / "val")  # as it is distributed, it has no class folders
     write_image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.png")
     with pytest.raises(DataError, match=r"val has no labels"):
         IMAGENET_OF_THREE.open_sets(tmp_path)

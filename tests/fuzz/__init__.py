@@ -159,7 +159,6 @@ def _child(module: str, rounds: int, seed: int, folder: str, result: Connection)
 
 
 def table(results: dict[str, Counter[str]]) -> str:
-    """Return the counts in Markdown, one row for each kind, or for each part of a kind."""
     rows = []
     for name, counts in results.items():
         title = name.replace("_", " ")
@@ -170,5 +169,4 @@ def table(results: dict[str, Counter[str]]) -> str:
 
 
 def bad(results: dict[str, Counter[str]]) -> int:
-    """Return how many outcomes must not occur."""
     return sum(n for counts in results.values() for key, n in counts.items() if _plain(key) not in (REFUSED, ACCEPTED))

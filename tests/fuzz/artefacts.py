@@ -58,31 +58,13 @@ def _one_element(tensor: Tensor, value: float) -> Tensor:
     return changed
 
 
-class Net(nn.Module):
-    """A model with a linear head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 24), nn.ReLU())
-        self.fc = nn.Linear(24, 5)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.fc(self.body(images))
-
-
 # What is attacked -------------------------------------------------------------------------------
-
-
-@cache
-def _folder() -> Path:
-    """A folder for what is attacked."""
-    return Path(mkdtemp(prefix="artefacts-"))
 
 
 @cache
 def _original(kind: str, number: int) -> Path:
     """The folder of something that is saved once and copied for each attack."""
-    folder = _folder() / kind / str(number)
+    folder = Path(mkdtemp(prefix="artefacts-")) / kind
     images = torch.rand(200, 3, 2, 2, generator=torch.Generator().manual_seed(1))
     if kind == "detectors":
         save_detector(_fitted(SPECS[number])[0], folder)
@@ -109,7 +91,7 @@ def _fitted(spec: str) -> tuple[Detector, Features]:
 @cache
 def _model() -> nn.Module:
     torch.manual_seed(0)
-    return Net().eval()
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 5)).eval()
 
 
 def _copy(kind: str, number: int, place: Path) -> Path:

@@ -74,14 +74,8 @@ SPECS = (
     *("msp", "dice(0.5)", "knn(3)", "react(90)+dice(0.5)+energy", "default", "odin(1000, 0.004)", "mahalanobis", "vim"),
     *("gen(0.1, 2.5)", "gen(0.1, -3)", "openmax(tail=2.5)", "energy(1e23)", f"knn(0x{'f' * 9000})", "weiper(10**9)"),
     *("weiper(100000000)", "knn(1000000000000)", "dice(nan)", "dice(p=0.5, p=0.5)", "+", "dice()", "dice(0.5", "a:b"),
-    *(
-        "os:system",
-        "__import__('os')",
-        "lambda: 0",
-        "dice(0.5)+" * 300 + "energy",
-        "(" * 300,
-        "rank_ensemble(('msp',))",
-    ),
+    *("os:system", "__import__('os')", "lambda: 0", "dice(0.5)+" * 300 + "energy", "(" * 300),
+    "rank_ensemble(('msp',))",
 )
 DEVICES = ("cpu", "cuda", "cuda:99", "meta", "mps", "xla", "cpu:7", "privateuseone", "\n")
 OTHERS = {
@@ -110,8 +104,6 @@ FLAGS = (
 
 
 class Run(NamedTuple):
-    """What a command left behind."""
-
     code: object
     out: str
     err: str
@@ -154,7 +146,6 @@ def _succeed(*arguments: object) -> None:
 
 
 def bases(user: Path, place: Path) -> list[list[str]]:
-    """Command lines that succeed, each in a moment."""
     network = ["--model", MODEL, "--checkpoint", user / "one.pt", *SIZE]
     train, test, odd, guard = user / "train", user / "test", user / "odd", user / "guard"
     features, held_out = user / "train-features", user / "test-features"
@@ -187,7 +178,6 @@ def bases(user: Path, place: Path) -> list[list[str]]:
 
 
 def hostile(generator: random.Random, place: Path) -> list[str]:
-    """A command line with one to three changes."""
     user = workspace()
     shutil.copytree(user / "guard", place / "guard")
     line = generator.choice(bases(user, place))
@@ -197,7 +187,6 @@ def hostile(generator: random.Random, place: Path) -> list[str]:
 
 
 def _replace(generator: random.Random, line: list[str], user: Path) -> list[str]:
-    """Another value for an option or an argument."""
     place = generator.randrange(len(line))
     before = line[place - 1] if place else ""
     if line[place].startswith("--"):
@@ -235,7 +224,6 @@ def _value(generator: random.Random, option: str, user: Path) -> str:
 
 @cache
 def _options(command: str) -> tuple[str, ...]:
-    """The options of a command, as its help shows them."""
     helped = run_command([command, "--help"]) if command in {each[0] for each in bases(Path(), Path())} else None
     found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", helped.out)) if helped is not None else set()
     return tuple(sorted(found - {"--help"})) or ("--json",)

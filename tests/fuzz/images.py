@@ -151,7 +151,6 @@ FRAGMENTS = (
 
 @cache
 def intact_batch(protocol: int) -> tuple[bytes, list[int]]:
-    """A batch, and the places of its instructions."""
     content = pickle.dumps({"data": noise(3, 3072), "labels": [1, 2, 3], "filenames": ["a", "b", "c"]}, protocol)
     return content, [place for _, _, place in pickletools.genops(content) if place is not None]
 
@@ -169,13 +168,8 @@ def hostile_pickle(rng: random.Random, folder: Path) -> str:
         case 2:  # lists of lists of lists, or tuples as keys
             twice = rng.choice((b"](h%c" + b"h%c" * 8 + b"e", b"(h%c" + b"h%c" * 8 + b"t"))
             grown = b"".join(b"q%c" % n + twice % (n, *[n] * 8) for n in range(rng.randrange(2, 60)))
-            content = (
-                b"\x80\x02}\x8c\x06labelsK\x01"
-                + grown
-                + rng.choice((b"", b"K\x01"))
-                + rng.choice((b"s", b"R", b"\x93"))
-                + b"."
-            )
+            content = b"\x80\x02}\x8c\x06labelsK\x01" + grown + rng.choice((b"", b"K\x01"))
+            content += rng.choice((b"s", b"R", b"\x93")) + b"."
         case _:
             content = damaged(rng, content, places)
     path.write_bytes(content)

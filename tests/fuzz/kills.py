@@ -17,7 +17,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from support.snapshots import same
+from torch import nn
 
 from oodles.calibration import Threshold
 from oodles.deploy.saving import load_guard, save_guard
@@ -80,7 +81,7 @@ def killed_features(draw: random.Random, folder: Path) -> str:
                 break
         else:
             whole.save(folder / "f")
-        _require_same(Features.load(folder / "f"), whole)
+        same(Features.load(folder / "f"), whole)
     return ACCEPTED
 
 
@@ -91,7 +92,7 @@ def killed_extraction(draw: random.Random, folder: Path) -> str:
             with _child(lambda: _extract(folder / "s")) as child:
                 time.sleep(draw.uniform(0, 0.08))
                 os.kill(child, signal.SIGKILL)
-        _require_same(_extract(folder / "s"), _uninterrupted())
+        same(_extract(folder / "s"), _uninterrupted())
     assert not [*(folder / "s").glob(".*.writing-*")], "left over: temporary files"
     return ACCEPTED
 
@@ -143,22 +144,10 @@ def _save(place: Path, number: int) -> None:
     save_guard(place, _versions()[number], Threshold(value=float(number), id_rate=0.9, calibration_size=60))
 
 
-class Net(nn.Module):
-    """A model with a linear head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 12), nn.ReLU())
-        self.fc = nn.Linear(12, 3)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.fc(self.body(rows))
-
-
 @cache
 def _model() -> nn.Module:
     torch.manual_seed(0)
-    return Net().eval()
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
 
 
 def _extract(store: Path | None) -> Features:
@@ -177,11 +166,6 @@ def _is_complete(store: Path) -> bool:
     except OodlesError:
         return False
     return True
-
-
-def _require_same(found: Features, expected: Features) -> None:
-    assert torch.equal(found.embedding, expected.embedding), "embeddings differ"
-    assert torch.equal(found.logits, expected.logits), "logits differ"
 
 
 CASES = {"guard.save": killed_guard, "Features.save": killed_features, "extract": killed_extraction}

@@ -39,12 +39,11 @@ BROKEN = (torch.nan, torch.inf, -torch.inf)
 
 
 def scored(rng: random.Random, place: Path) -> str:
-    """A fitted detector scores awkward rows."""
     spec = next(IN_TURN[0])
     detector, train, threshold = ready(spec)
     assert train.head is not None
     rows = awkward_rows(rng, rng.choice([torch.float16, torch.float32, torch.float64]))
-    columns = {f"layer.{name}": like(column, rows) for name, column in train.layers.items()}
+    columns = {f"layer.{name}": rows[:, : column.shape[1]] for name, column in train.layers.items()}
     columns |= {"embedding": rows, "logits": train.head.to(dtype=rows.dtype)(rows)}
     scores = detector.score(Features.unvalidated(columns, train.head))
     used = torch.cat([columns[name].to(scores.dtype) for name in detector.scores_from], dim=1)
@@ -60,7 +59,6 @@ def scored(rng: random.Random, place: Path) -> str:
 
 
 def fitted_on(rng: random.Random, place: Path) -> str:
-    """A detector is fitted on rows of which a few are awkward."""
     spec = next(IN_TURN[1])
     detector, train, _ = parse(spec), *ready(spec)[1:]
     columns = {"embedding": train.embedding, "logits": train.logits}
@@ -137,13 +135,7 @@ def rows_of_size(rng: random.Random, size: float, width: int) -> Tensor:
     return size * (signs if rng.random() < 0.5 else signs.abs())
 
 
-def like(column: Tensor, rows: Tensor) -> Tensor:
-    """The rows, or as many of their units as the column has."""
-    return rows if column.shape[1] == WIDTH else rows[:, : column.shape[1]]
-
-
 def finite(rows: Tensor) -> Tensor:
-    """Which rows have no NaN and no infinite value."""
     return torch.isfinite(rows).all(dim=1)
 
 

@@ -36,15 +36,8 @@ WHOLE = (
     *("(" * 150 + "msp" + ")" * 150, "(" * 3000, "msp" + "+msp" * 30, "react" + "+react" * 990, "knn" + "\n" * 900),
     *("\x00", "\ud800", "knn;import os", "knn#", "knn\\", "'knn'", "knn if 1 else msp", "[knn]", "0", "os:system"),
     *("nowhere:X", "os:path", "oodles.detectors:KNN", "oodles.detectors:Detector", "a" * 3999, "a" * 4001, "." * 3999),
-    *(
-        "oodles.detectors:Detector()",
-        "x:" * 1000,
-        "react+" * 500 + "msp",
-        "not " * 900 + "msp",
-        "é",
-        "\uff4bnn",
-        "dice​",
-    ),
+    *("oodles.detectors:Detector()", "x:" * 1000, "react+" * 500 + "msp", "not " * 900 + "msp", "é", "\uff4bnn"),
+    "dice​",
 )
 
 

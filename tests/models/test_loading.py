@@ -21,7 +21,6 @@ from oodles.models import build_model, load_checkpoint
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """A working directory with a module of its own."""
     (tmp_path / "my_nets_for_models.py").write_text(
         "from torch import nn\n"
         "def linear(width=3, *, classes=2):\n    return nn.Linear(width, classes)\n"
@@ -121,14 +120,8 @@ def test_arguments_are_numbers_and_plain_words(value):
 
 @pytest.mark.usefixtures("directory")
 def test_plain_words_and_lists_reach_the_factory():
-    values = "'deconf', 'resnet50.a1-in1k', [1, (2, None)], True, 1e-3"
-    assert build_model(f"my_nets_for_models:remember({values})").given == (
-        "deconf",
-        "resnet50.a1-in1k",
-        [1, (2, None)],
-        True,
-        1e-3,
-    )
+    values = ("deconf", "resnet50.a1-in1k", [1, (2, None)], True, 1e-3)
+    assert build_model(f"my_nets_for_models:remember{values}").given == values
 
 
 def test_only_what_the_user_typed_is_imported_by_name():
@@ -223,16 +216,14 @@ def test_a_checkpoint_with_code_in_it_runs_nothing(tmp_path, zipped):
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, b"PK\x03\x04 not really a zip"])
-def test_files_that_are_not_checkpoints_are_refused(tmp_path, suffix, content):
+def test_files_that_are_not_checkpoints_or_not_there_are_refused(tmp_path, suffix, content):
     path = tmp_path / f"c{suffix}"
     path.write_bytes(content)
     with pytest.raises(FileError, match="is not a checkpoint of plain tensors"):
         load_checkpoint(filled(0.0), path)
-
-
-def test_a_missing_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileError, match=r"nowhere\.pt does not exist"):
-        load_checkpoint(filled(0.0), tmp_path / "nowhere.pt")
+    path.unlink()
+    with pytest.raises(FileError, match=rf"c\{suffix} does not exist"):
+        load_checkpoint(filled(0.0), path)
     with pytest.raises(FileError):
         load_checkpoint(filled(0.0), tmp_path)
 

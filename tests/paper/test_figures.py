@@ -2,11 +2,13 @@
 
 import csv
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from statistics import fmean
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.experiment import ood_features
 from support.networks import one_thread  # noqa: F401
 
 from oodles import plots
@@ -30,18 +32,11 @@ STEMS = ("figure1-contributions", "figure2-outputs", "figure3-sweep", "figure4-u
 LABEL, P = 2, 0.7
 
 
-def experiment(classes=4, width=12):
-    whole = example_features(300, width, classes, seed=0)
-    ood = {
-        name: Features(example_features(90, width, classes, seed=seed).embedding, head=whole.head)
-        for name, seed in (("first", 1), ("second", 2))
-    }
-    return {"train": whole[:200], "test": whole[200:], **ood}
-
-
 @pytest.fixture(scope="module")
 def features():
-    return experiment()
+    whole = example_features(300, 12, 4, seed=0)
+    ood = {name: ood_features(whole.head, seed, 90) for name, seed in (("first", 1), ("second", 2))}
+    return {"train": whole[:200], "test": whole[200:], **ood}
 
 
 @pytest.fixture(scope="module")
@@ -188,16 +183,12 @@ def test_the_summary(features, parts):
 # Choices and errors -----------------------------------------------------------------------------
 
 
-def test_the_first_ood_set_is_shown_unless_another_is_given(features, tmp_path):
-    draw_figures(features, tmp_path, p=0.5)
-    assert {row["set"] for row in table(tmp_path / "figure2-outputs.csv")} == {"id", "first"}
-
-
-def test_without_labels_all_test_rows_are_used(features, tmp_path):
+def test_the_first_ood_set_is_shown_and_without_labels_all_test_rows(features, tmp_path):
     bare = {**features, "test": Features(features["test"].embedding, head=features["test"].head)}
     draw_figures(bare, tmp_path, p=0.5)
     rows = table(tmp_path / "figure2-outputs.csv")
-    assert sum(row["set"] == "id" for row in rows) == len(features["test"])
+    shown = Counter(row["set"] for row in rows)
+    assert shown == {"id": len(features["test"]), "first": len(features["first"])}
 
 
 def test_a_class_of_which_nothing_is_kept(features, tmp_path):

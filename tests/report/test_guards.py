@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,13 @@ def sets() -> tuple[Features, Features, dict[str, Features]]:
     far = Features(3 * torch.rand(90, 12, generator=generator).flip(1) ** 4, head=head)
     near = Features(held_out.embedding[:60] * 0.6, head=head)
     return train, held_out, {"far": far, "near": near}
+
+
+def report_on(detector: ood.Detector, sets: tuple, id_rows: Features | None = None, **options: Any) -> Part:
+    """Fit the detector, set its threshold on the held-out rows, and report on these or on other ID rows."""
+    train, held_out, _ = sets
+    threshold = calibrate(detector.fit(train).score(held_out))
+    return guard_part(detector, threshold, held_out if id_rows is None else id_rows, **options)
 
 
 def section(part: Part, heading: str) -> dict:
@@ -82,10 +90,8 @@ def test_the_numbers_are_those_of_the_metrics(sets: tuple) -> None:
 
 def test_it_says_whether_the_rows_are_those_of_the_threshold(sets: tuple) -> None:
     train, held_out, _ = sets
-    detector = ood.Energy().fit(train)
-    same = guard_part(detector, calibrate(detector.score(held_out)), held_out)
-    assert "are those that the threshold was set on" in same.summary[0]
-    other = guard_part(detector, calibrate(detector.score(held_out[:150])), held_out[150:])
+    assert "are those that the threshold was set on" in report_on(ood.Energy(), sets).summary[0]
+    other = report_on(ood.Energy(), (train, held_out[:150], {}), held_out[150:])
     assert "was set on 150 ID rows; of 50 others" in other.summary[0]
 
 
@@ -99,20 +105,15 @@ def test_a_threshold_that_does_not_fit_is_to_be_set_again(sets: tuple, shift: fl
 
 
 def test_a_detector_that_sees_nothing_is_not_recommended(sets: tuple) -> None:
-    train, held_out, _ = sets
-    detector = ood.Energy().fit(train)
-    part = guard_part(detector, calibrate(detector.score(held_out)), held_out, ood={"same": held_out[:80]})
+    part = report_on(ood.Energy(), sets, ood={"same": sets[1][:80]})
     assert part.recommendation.startswith("Do not rely on this guard against inputs like same")
 
 
 def test_without_ood_sets_and_training_rows_the_rest_is_there(sets: tuple, tmp_path: Path) -> None:
-    train, held_out, outliers = sets
-    detector = ood.DICE(p=0.5).fit(train)
-    threshold = calibrate(detector.score(held_out))
-    alone = guard_part(detector, threshold, held_out)
+    alone = report_on(ood.DICE(p=0.5), sets)
     assert [each.heading for each in alone.sections] == ["Scores", "ID rows by predicted class", "Inputs to look at"]
     assert "--ood" in alone.recommendation
-    untrained = guard_part(detector, threshold, held_out, ood=outliers)
+    untrained = report_on(ood.DICE(p=0.5), sets, ood=sets[2])
     assert len(section(untrained, "What DICE drops")["figures"]) == 1, "the curve over p needs the training rows"
     write_report(tmp_path / "report.html", alone, untrained)
     check_page(tmp_path / "report.html")
@@ -120,8 +121,8 @@ def test_without_ood_sets_and_training_rows_the_rest_is_there(sets: tuple, tmp_p
 
 def test_nearest_training_rows_are_those_of_a_search_by_hand(sets: tuple) -> None:
     train, held_out, outliers = sets
-    detector = ood.KNN(k=3).fit(train)
-    part = guard_part(detector, calibrate(detector.score(held_out)), held_out, ood=outliers, train=train)
+    detector = ood.KNN(k=3)
+    part = report_on(detector, sets, ood=outliers, train=train)
     card = section(part, "Inputs to look at")["galleries"][0]["inputs"][0]
     row = int(detector.score(held_out).argmin())
     assert card["name"] == f"id, row {row}"
@@ -136,9 +137,8 @@ def test_pictures_of_the_rows_and_of_their_neighbours(sets: tuple, tmp_path: Pat
         for place in range(count):
             write_image(tmp_path / name / f"{place:04}.png", seed=place)
     images = {name: open_images(tmp_path / name) for name in ("train", "id")}
-    detector = ood.KNN(k=3).fit(train)
-    threshold = calibrate(detector.score(held_out))
-    part = guard_part(detector, threshold, held_out, ood=outliers, train=train, images=images)
+    detector = ood.KNN(k=3)
+    part = report_on(detector, sets, ood=outliers, train=train, images=images)
     write_report(tmp_path / "report.html", part)
     shown = check_page(tmp_path / "report.html").all("img")
     assert 30 <= len(shown) <= 64
@@ -146,30 +146,26 @@ def test_pictures_of_the_rows_and_of_their_neighbours(sets: tuple, tmp_path: Pat
     assert first.picture is not None
     assert first.picture.alternative == f"small copy of {int(detector.score(held_out).argmin()):04}.png"
     with pytest.raises(ArgumentError, match="200 images, but the features of 'far' have 90 rows"):
-        guard_part(detector, threshold, held_out, ood=outliers, images={"far": images["id"]})
+        report_on(detector, sets, ood=outliers, images={"far": images["id"]})
     with pytest.raises(ArgumentError, match="belong to no features"):
-        guard_part(detector, threshold, held_out, images={"far": images["id"]})
+        report_on(detector, sets, images={"far": images["id"]})
 
 
 def test_rows_without_a_score_count_as_rejected(sets: tuple, tmp_path: Path) -> None:
-    train, held_out, _ = sets
-    detector = ood.Energy().fit(train)
+    held_out = sets[1]
     broken = held_out.logits[:40].clone()
     broken[:10] = torch.nan
     odd = Features.unvalidated({"embedding": held_out.embedding[:40], "logits": broken}, held_out.head)
-    part = guard_part(detector, calibrate(detector.score(held_out)), held_out, ood={"odd": odd})
+    part = report_on(ood.Energy(), sets, ood={"odd": odd})
     assert "10 rows have no finite score and count as rejected." in part.summary
     write_report(tmp_path / "report.html", part)
     check_page(tmp_path / "report.html")
     with pytest.raises(DataError, match="finite score"):
-        guard_part(detector, calibrate(detector.score(held_out)), odd[:10])
+        report_on(ood.Energy(), sets, odd[:10])
 
 
 def test_what_does_not_belong_together_is_refused(sets: tuple) -> None:
-    train, held_out, outliers = sets
-    detector = ood.DICE(p=0.5).fit(train)
-    threshold = calibrate(detector.score(held_out))
     with pytest.raises(ShapeError):
-        guard_part(detector, threshold, features(50, 9), ood=outliers)
+        report_on(ood.DICE(p=0.5), sets, features(50, 9), ood=sets[2])
     with pytest.raises(ArgumentError, match="choose another name"):
-        guard_part(detector, threshold, held_out, ood={"id": held_out})
+        report_on(ood.DICE(p=0.5), sets, ood={"id": sets[1]})

@@ -23,13 +23,9 @@ def report_on(path: Path) -> Page:
 
 def test_rejections_classes_and_errors_are_counted(tmp_path: Path) -> None:
     rows = [scored(f"{place}.png", place - 3.5, class_name="cat" if place % 2 else "dog") for place in range(10)]
-    path = write_scored(
-        tmp_path / "results.jsonl", [*rows, failed("x.png", "empty file"), failed("y.png", "empty file")]
-    )
-    part = results_part(path)
-    assert part.facts["rejected"] == "4"
-    assert part.facts["accepted"] == "6"
-    assert part.facts["not scored"] == "2"
+    path = write_scored(tmp_path / "results.jsonl", [*rows, failed("x.png"), failed("y.png")])
+    facts = results_part(path).facts
+    assert [facts[name] for name in ("rejected", "accepted", "not scored")] == ["4", "6", "2"]
     text = report_on(path).text
     assert "40.0 % [16.8, 68.7]" in text
     assert "2 of 12 inputs could not be scored" in text
@@ -75,14 +71,11 @@ def test_names_are_data(tmp_path: Path) -> None:
 
 
 def test_inputs_are_shown_with_small_copies_of_their_images(tmp_path: Path) -> None:
-    rows = []
-    for place in range(100):
-        image = write_image(tmp_path / f"{place:03}.png", size=(300, 200), seed=place)
-        rows.append(scored(str(image), place - 50.0))
+    images = [write_image(tmp_path / f"{place:03}.png", size=(300, 200), seed=place) for place in range(100)]
+    rows = [scored(str(image), place - 50.0) for place, image in enumerate(images)]
     page = report_on(write_scored(tmp_path / "results.jsonl", rows))
-    images = page.all("img")
-    assert 30 <= len(images) <= 64
-    for each in images:
+    assert 30 <= len(page.all("img")) <= 64
+    for each in page.all("img"):
         source = each["src"] or ""
         with Image.open(io.BytesIO(base64.b64decode(source.removeprefix("data:image/jpeg;base64,")))) as copy:
             assert copy.size == (112, 75) == (int(each["width"] or 0), int(each["height"] or 0))

@@ -76,12 +76,7 @@ def test_the_interval_is_wilsons(total: int, share: float) -> None:
     assert rate.interval[0] <= rate.percent <= rate.interval[1]
 
 
-def test_a_rate_of_nothing() -> None:
-    rate = Rate(0, 0)
-    assert rate.percent == 0
-    assert rate.interval == (0, 100)
-    assert rate.cell.value is None
-
-
-def test_a_rate_in_words() -> None:
+def test_a_rate_of_nothing_and_a_rate_in_words() -> None:
+    nothing = Rate(0, 0)
+    assert (nothing.percent, nothing.interval, nothing.cell.value) == (0, (0, 100), None)
     assert str(Rate(95, 100)) == "95.0 % [88.8, 97.8]"

@@ -41,7 +41,10 @@ def model():
 
 
 def layered(model, **settings):
-    return fitted(model, Mahalanobis(layers=["first"], **settings))
+    """A detector to tune; passes over whole batches are counted from here."""
+    detector = fitted(model, Mahalanobis(layers=["first"], **settings))
+    whole_batches(model)
+    return detector
 
 
 def whole_batches(model):
@@ -51,34 +54,24 @@ def whole_batches(model):
     return counts
 
 
-def test_copies_are_made_from_one_batch_while_the_network_runs_on_the_one_before(model, monkeypatch):
-    detector, order = layered(model), []
+@pytest.mark.parametrize("read", [lambda loader: loader, lambda loader: iter(list(loader))], ids=["often", "once"])
+def test_copies_in_the_range_of_all_images_are_made_from_one_batch_at_a_time(model, monkeypatch, read):
+    detector, order, given = layered(model), [], []
 
     def noted(model, images, labels, **options):
         order.append(f"make {len(images)}")
+        given.append((labels, options["bounds"]))
         return fgsm(model, images, labels, **options)
 
     monkeypatch.setattr(tuning, "fgsm", noted)
     model.first.register_forward_hook(lambda *_: order.append("run"))
     loader = Loader()
-    assert tune([detector], model, iter(list(loader))) == ROWS
+    assert tune([detector], model, read(loader)) == ROWS
     made = [place for place, what in enumerate(order) if what == f"make {BATCH}"]
     assert len(made) == ROWS // BATCH
     # one pass for the step that makes a copy, at least one for its features
     assert all(order[here:there].count("run") >= 2 for here, there in itertools.pairwise(made))
-
-
-def test_the_copies_stay_in_the_range_of_all_images(model, monkeypatch):
-    detector, given = layered(model), []
-
-    def noted(model, images, labels, **options):
-        given.append((labels, options["bounds"]))
-        return fgsm(model, images, labels, **options)
-
-    monkeypatch.setattr(tuning, "fgsm", noted)
-    loader = Loader()
-    tune([detector], model, loader)
-    for bounds in (bounds for _, bounds in given):
+    for _, bounds in given:
         assert all(map(torch.equal, bounds, channel_bounds(loader.images)))
     assert torch.equal(torch.cat([labels for labels, _ in given]), loader.labels)
 
@@ -95,16 +88,11 @@ def test_labels_are_those_of_the_models_classes(model, monkeypatch):
 
 
 def test_only_detectors_that_learn_against_copies_run_their_steps_on_them(model):
-    detector = layered(model)
-    model.backwards.clear()
-    tune([ODIN(), AdaSCALE().fit(fitted_rows(model)), detector], model, Loader())
+    rows = extract(model, [(small(30, dtype=torch.float32), classes_of(30))])
+    tune([ODIN(), AdaSCALE().fit(rows), layered(model)], model, Loader())
     batches = ROWS // BATCH
     # two objectives on the images (ODIN's and AdaSCALE's), one to make the copies, none on them
     assert whole_batches(model)[1] == 3 * batches
-
-
-def fitted_rows(model):
-    return extract(model, [(small(30, dtype=torch.float32), classes_of(30))])
 
 
 def test_without_copies_no_image_is_kept(model):
@@ -133,9 +121,7 @@ def test_a_second_tuning_reads_no_image_and_does_not_run_the_network(model, tmp_
     tune([plain], model, loader)
     assert tune([first], model, loader, store=tmp_path) == ROWS
     read = loader.read
-    whole_batches(model)
     second = layered(model, epsilon=0.1)
-    whole_batches(model)
     assert tune([second], model, loader, store=tmp_path) == ROWS
     assert (loader.read, model.forwards) == (read, [])
     for other in (first, second):
@@ -146,7 +132,6 @@ def test_other_detectors_use_what_is_there(model, tmp_path):
     loader = Loader()
     tune([ODIN(), layered(model)], model, loader, store=tmp_path)
     again = layered(model)
-    whole_batches(model)
     tune([ODIN()], model, loader, store=tmp_path)
     tune([again], model, loader, store=tmp_path)
     assert whole_batches(model) == [0, 0]
@@ -156,9 +141,7 @@ def test_other_detectors_use_what_is_there(model, tmp_path):
 
 def test_touched_files_are_compared_and_changed_ones_refused(model, tmp_path):
     tune([layered(model)], model, Loader(), store=tmp_path)
-    again = layered(model)
-    whole_batches(model)
-    tune([again], model, loader := Loader("touched"), store=tmp_path)
+    tune([layered(model)], model, loader := Loader("touched"), store=tmp_path)
     assert (loader.read, whole_batches(model)) == (1, [0, 0]), "read once, the copies are not made again"
     with pytest.raises(FileError, match="held_out was extracted from other inputs"):
         tune([layered(model)], model, Loader("changed", seed=6), store=tmp_path)
@@ -174,9 +157,7 @@ def test_verification_reads_images_whose_stamp_is_the_same(model, tmp_path):
     assert other.read == 0
     with pytest.raises(FileError, match="held_out was extracted from other inputs"):
         tune([layered(model)], model, other, store=tmp_path, verify=True)
-    again = layered(model)
-    whole_batches(model)
-    tune([again], model, Loader(), store=tmp_path, verify=True)
+    tune([layered(model)], model, Loader(), store=tmp_path, verify=True)
     assert whole_batches(model) == [0, 0]
 
 

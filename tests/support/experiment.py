@@ -7,7 +7,6 @@ from oodles.testing import example_features
 
 
 def ood_features(head: Head, seed: int, rows: int = 110) -> Features:
-    """Embeddings of another kind of data, under the same head."""
     return Features(example_features(rows, head.width, head.classes, seed=seed).embedding, head=head)
 
 

@@ -11,6 +11,10 @@ VOID = {"meta", "img", "br", "link", "input", "hr"}
 LOADING = {"src", "href", "xlink:href", "data", "poster", "srcset", "action", "formaction", "background"}
 
 
+def _spaced(text: str) -> str:
+    return " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
+
+
 class Page(HTMLParser):
     """The elements of a page; raises if they are not properly nested."""
 
@@ -23,10 +27,6 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self._open == [], f"not closed: {self._open}"
-
-    @classmethod
-    def read(cls, path: Path) -> "Page":
-        return cls(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
@@ -47,7 +47,7 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         """Everything that is shown, with ordinary spaces."""
-        return " ".join(" ".join(self.texts).replace("\N{NO-BREAK SPACE}", " ").split())
+        return _spaced(" ".join(self.texts))
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 def check_page(path: Path) -> Page:
     """What holds for every report; returns the page."""
-    page = Page.read(path)
+    page = Page(path.read_text(encoding="utf-8"))
     assert path.stat().st_size < 5_000_000
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"script", "link", "iframe", "object", "embed", "form", "base"}
@@ -105,12 +105,7 @@ def _check_same_facts(page: Page, record: dict[str, Any]) -> None:
                 assert all(_spaced(fact) in text for fact in card["facts"])
 
 
-def _spaced(text: str) -> str:
-    return " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
-
-
 def _shown(cell: Any) -> list[str]:
-    """The forms in which a value may be shown."""
     value = cell["value"] if isinstance(cell, dict) else cell
     if value is None:
         return ["-"]

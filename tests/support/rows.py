@@ -14,7 +14,6 @@ def row(detector: str, ood_set: str, fpr95: float = 0.5, auroc: float = 0.8, **v
 
 
 def names(table: Table) -> list[str]:
-    """The columns as they are shown."""
     return [name for name, _ in table.groups()]
 
 

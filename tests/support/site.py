@@ -19,7 +19,6 @@ class Block:
 
 
 def blocks(path: Path) -> list[Block]:
-    """Every fenced block of a page."""
     text = path.read_text()
     return [Block(found[1], found[2], text.count("\n", 0, found.start()) + 2) for found in FENCE.finditer(text)]
 

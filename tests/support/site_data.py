@@ -1,5 +1,6 @@
 """What the snippets of the documentation take for granted: small models, loaders, images and a folder to work in."""
 
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from support.images import noise
 from support.site import DOCS, blocks
 from torch import Tensor, nn
 
+import oodles as ood
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
+from oodles.models import build_model
 from oodles.testing import example_features
 
 CLASSES, SIZE = ("cat", "dog", "frog"), 32
@@ -27,7 +31,6 @@ MYNETS = """
 
 
 def vision_model() -> nn.Module:
-    """Two convolutions and a linear layer."""
     body = [nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.BatchNorm2d(16), nn.Conv2d(16, 24, 3, stride=2), nn.ReLU()]
     return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, len(CLASSES)))
 
@@ -39,12 +42,10 @@ def images(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def table(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers, a category, and labels."""
     return torch.randn(rows, 6), torch.randint(0, 5, (rows,)), torch.randint(0, len(CLASSES), (rows,))
 
 
 def vision_names() -> dict[str, Any]:
-    """A model with its loaders."""
     train, held_out = [images(50) for _ in range(8)], [images(50) for _ in range(4)]
     return {
         "model": vision_model(),
@@ -59,9 +60,6 @@ def vision_names() -> dict[str, Any]:
 
 
 def feature_names() -> dict[str, Any]:
-    """Features as a network gives them, with a fitted detector and its scores."""
-    import oodles as ood
-
     sample = example_features(640)
     train, held_out = sample[:400], sample[400:]
     sketches = ood.Features(example_features(60, seed=5).embedding, head=sample.head)
@@ -81,26 +79,16 @@ def feature_names() -> dict[str, Any]:
 
 
 def guard_names() -> dict[str, Any]:
-    """A guard with what it was made of."""
-    import oodles as ood
-
     given = vision_names()
     train = ood.extract(given["model"], given["train_loader"])
     held_out = ood.extract(given["model"], given["held_out_loader"])
     detector = ood.combine(["energy", "knn(5)", "dice(0.5)"], train=train, held_out=held_out)
     guard = ood.Guard(given["model"], detector, ood.calibrate(detector.score(held_out)))
-    return given | {
-        "ood": ood,
-        "train": train,
-        "held_out": held_out,
-        "new": held_out[:50],
-        "detector": detector,
-        "guard": guard,
-    }
+    given |= {"ood": ood, "train": train, "held_out": held_out, "new": held_out[:50]}
+    return given | {"detector": detector, "guard": guard}
 
 
 def exported_names(folder: Path) -> dict[str, Any]:
-    """An exported guard in ``folder``, and its answer for a batch."""
     given = guard_names()
     exported = given["guard"].export(folder / "guard.zip", inputs=given["held_out_loader"])
     return given | {"verdict": exported(given["batch"].numpy())}
@@ -108,8 +96,6 @@ def exported_names(folder: Path) -> dict[str, Any]:
 
 def saved_names(folder: Path) -> dict[str, Any]:
     """A model whose guard is saved in ``folder``."""
-    import oodles as ood
-
     given = vision_names()
     ood.Guard.fit(given["model"], given["train_loader"], detector="knn", preprocessing=TRANSFORM).save(folder / "guard")
     return given
@@ -119,18 +105,14 @@ def library_names(folder: Path) -> dict[str, Any]:
     """Models of several libraries saved in ``folder``, with inputs for each."""
     import timm
     import torchvision
-
-    torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "r18.pt")
     from safetensors.torch import save_file
 
+    torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "r18.pt")
     save_file(timm.create_model("test_vit", num_classes=3, img_size=SIZE).state_dict(), folder / "vit.safetensors")
     write_transformers(folder)
     tables = [table(50) for _ in range(8)]
     numbers, category, _ = table(7)
-    photos = [
-        (Image.fromarray(np.uint8(np.random.default_rng(k).integers(0, 255, (SIZE, SIZE, 3)))), k % 3)
-        for k in range(60)
-    ]
+    photos = [(Image.fromarray(noise(SIZE, SIZE, 3, seed=k)), k % 3) for k in range(60)]
     texts = [(f"a{k % 7} b{k % 5} c{k % 11} d{k % 3}", k % 3) for k in range(120)]
     sample = example_features(400)
     given = vision_names() | {
@@ -208,10 +190,6 @@ def paint_photos(folder: Path) -> None:
 
 def write_workspace(folder: Path) -> None:
     """Everything that commands of the documentation name and do not make themselves, except guards and features."""
-    import shutil
-
-    from oodles.models import build_model
-
     paint_photos(folder)
     shutil.make_archive(str(folder / "more"), "zip", folder / "archive")
     (folder / "mynets.py").write_text(textwrap.dedent(MYNETS))

@@ -3,16 +3,6 @@
 import torch
 from support.networks import Net, seeded
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
 
 def same(one, other):
     assert len(one) == len(other)
@@ -45,7 +35,10 @@ def portrait(model):
     return {
         "training": {name: module.training for name, module in model.named_modules()},
         "hooks": {
-            (name, kind): dict(getattr(module, kind)) for name, module in model.named_modules() for kind in HOOKS
+            (name, kind): dict(found)
+            for name, module in model.named_modules()
+            for kind, found in vars(module).items()
+            if "_hooks" in kind
         },
         "identity": {name: (id(tensor), tensor.data_ptr()) for name, tensor in tensors.items()},
         "layout": {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in tensors.items()},

@@ -58,10 +58,6 @@ class Stateful(nn.Module):
         return self.fc(F.dropout(hidden, 0.3, self.training))
 
 
-def network(kind: type[nn.Module]) -> nn.Module:
-    return seeded(kind)
-
-
 FAULTS = {"kill": ("open", ".", 2), "fill": ("tempfile.mkstemp", ".", 2), "untidy": ("os.remove", "", 1)}
 """The audit event, the prefix of the file name, and the occurrence at which the fault happens."""
 
@@ -91,7 +87,7 @@ def main() -> None:
         inject(*fault)
     created = []
     sys.addaudithook(lambda event, arguments: created.append(arguments[0]) if event == "tempfile.mkstemp" else None)
-    model = network(Stateful if fault else Tiny)
+    model = seeded(Stateful if fault else Tiny)
     metrics = train(model, coloured(), out=out, recipe=UNEVEN, seed=5, progress=False)
     # in a single write: two processes may print at once
     sys.stdout.write(f"{len(metrics)} epochs, {sum(out in str(path) for path in created)} files\n")

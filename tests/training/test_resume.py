@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.networks import one_thread  # noqa: F401
+from support.networks import one_thread, seeded  # noqa: F401
 from support.training_runs import (
     ENVIRONMENT,
     QUIET,
@@ -20,7 +20,7 @@ from support.training_runs import (
     untimed,
     weights_of,
 )
-from support.training_worker import UNEVEN, Stateful, Tiny, coloured, network
+from support.training_worker import UNEVEN, Stateful, Tiny, coloured
 
 from oodles.errors import FileError
 from oodles.models import load_checkpoint
@@ -31,13 +31,18 @@ from oodles.training import train
 def uninterrupted(tmp_path_factory):
     """What the worker writes if nothing happens to it."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(network(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, **QUIET)
+    train(seeded(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, **QUIET)
     return folder
+
+
+def run_worker(*arguments):
+    command = [sys.executable, WORKER, *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
 
 
 def check_resumed(uninterrupted, folder):
     """Resume the worker's run in this process and compare all that it writes."""
-    metrics = train(network(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, resume=True, **QUIET)
+    metrics = train(seeded(Stateful), coloured(), out=folder, recipe=UNEVEN, seed=5, resume=True, **QUIET)
     assert untimed(metrics) == untimed(metrics_of(folder)) == untimed(metrics_of(uninterrupted))
     assert same_weights(weights_of(folder), weights_of(uninterrupted))
     assert states(folder) == states(uninterrupted)
@@ -47,7 +52,7 @@ def check_resumed(uninterrupted, folder):
     ("fault", "file"), [("kill", "state"), ("kill", "weights"), ("kill", "training"), ("untidy", "state")]
 )
 def test_a_killed_run_is_resumed(uninterrupted, tmp_path, fault, file):
-    done = subprocess.run([sys.executable, WORKER, tmp_path, fault, file], env=ENVIRONMENT, timeout=300, check=False)
+    done = run_worker(tmp_path, fault, file)
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.glob(f".{file}*")) or len(states(tmp_path)) == 2, "killed while writing, or before the cleanup"
     load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
@@ -57,14 +62,7 @@ def test_a_killed_run_is_resumed(uninterrupted, tmp_path, fault, file):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["state", "weights", "training"])
 def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(uninterrupted, tmp_path, file):
-    done = subprocess.run(
-        [sys.executable, WORKER, tmp_path, "fill", file],
-        env=ENVIRONMENT,
-        timeout=300,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = run_worker(tmp_path, "fill", file)
     assert done.returncode == 1
     assert not any(name.startswith(".") for name in files_of(tmp_path)), "no half-written file is left"
     load_checkpoint(Stateful(), tmp_path / "weights.safetensors")
@@ -78,7 +76,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(uninterrupted, t
 def test_resuming_a_finished_run_returns_its_metrics(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted, tmp_path / "run")
     before = contents(tmp_path / "run")
-    model = network(Stateful)
+    model = seeded(Stateful)
     metrics = train(model, coloured(), out=tmp_path / "run", recipe=UNEVEN, seed=5, resume=True, **QUIET)
     assert metrics == metrics_of(uninterrupted)
     assert same_weights({**model.state_dict()}, weights_of(uninterrupted))
@@ -89,22 +87,17 @@ def test_resuming_in_an_empty_folder_starts_a_new_run(uninterrupted, tmp_path):
     check_resumed(uninterrupted, tmp_path / "new")
 
 
-OTHER = {
-    "recipe": {"recipe": replace(UNEVEN, learning_rate=0.06)},
-    "seed": {"seed": 6},
-    "data": {"data": coloured(seed=9)},
-    "network": {"model": Tiny()},
-}
-
-
-@pytest.mark.parametrize("what", OTHER)
-def test_a_different_run_is_not_resumed(uninterrupted, what):
-    given = {"model": Stateful(), "data": coloured(), "recipe": UNEVEN, "seed": 5, **OTHER[what]}
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("recipe", replace(UNEVEN, learning_rate=0.06)), ("seed", 6), ("data", coloured(seed=9)), ("network", Tiny())],
+    ids=["recipe", "seed", "data", "network"],
+)
+def test_a_different_run_is_not_resumed(uninterrupted, what, value):
+    given = {"network": Stateful(), "data": coloured(), "recipe": UNEVEN, "seed": 5, what: value}
     before = contents(uninterrupted)
-    with pytest.raises(
-        FileError, match=f"{uninterrupted} holds a run with a different {what}; .*another folder"
-    ) as caught:
-        train(given.pop("model"), given.pop("data"), out=uninterrupted, resume=True, **given, **QUIET)
+    message = f"{uninterrupted} holds a run with a different {what}; .*another folder"
+    with pytest.raises(FileError, match=message) as caught:
+        train(given.pop("network"), given.pop("data"), out=uninterrupted, resume=True, **given, **QUIET)
     assert "\n" not in str(caught.value)
     assert contents(uninterrupted) == before
 

@@ -27,7 +27,7 @@ from support.training_runs import (
     untimed,
     weights_of,
 )
-from support.training_worker import UNEVEN, Stateful, Tiny, coloured, network
+from support.training_worker import UNEVEN, Stateful, Tiny, coloured
 from torch import nn
 
 from oodles.errors import DataError, FileError
@@ -60,7 +60,7 @@ def test_every_epoch_has_all_images_once_in_a_new_order(tmp_path):
     # the first channel identifies the image, the second its left half
     numbered = torch.arange(40, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 16, 16).clone() + 100
     numbered[:, 1, :, :8] = 0
-    model = network(Tiny)
+    model = seeded(Tiny)
     seen = recorded_batches(model)
     data = replace(coloured(40, size=16), pixels=numbered)
     train(model, data, out=tmp_path, recipe=Recipe(epochs=3, batch_size=16, learning_rate=0.05), **QUIET)
@@ -88,18 +88,10 @@ def test_a_last_batch_of_one_image_is_dropped(tmp_path):
 
 
 def test_training_learns_and_writes_its_weights_and_metrics(tmp_path):
-    model, test = network(Stateful), coloured(60, seed=1)
-    before = accuracy(model, test)
-    metrics = train(
-        model,
-        coloured(200),
-        out=tmp_path / "new" / "run",
-        test=test,
-        recipe=replace(SHORT, epochs=4, learning_rate=0.2),
-        **QUIET,
-    )
-    folder = tmp_path / "new" / "run"
-    assert before < 0.7
+    model, test, folder = seeded(Stateful), coloured(60, seed=1), tmp_path / "new" / "run"
+    recipe = replace(SHORT, epochs=4, learning_rate=0.2)
+    assert accuracy(model, test) < 0.7
+    metrics = train(model, coloured(200), out=folder, test=test, recipe=recipe, **QUIET)
     assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
     assert metrics[-1]["accuracy"] > 0.9
     assert metrics_of(folder) == metrics
@@ -117,14 +109,14 @@ def test_training_learns_and_writes_its_weights_and_metrics(tmp_path):
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with locked(tmp_path / "run"), ThreadPoolExecutor(1) as other:
-        run = other.submit(train, network(Tiny), coloured(), out=tmp_path / "run", recipe=SHORT, **QUIET)
+        run = other.submit(train, seeded(Tiny), coloured(), out=tmp_path / "run", recipe=SHORT, **QUIET)
         with pytest.raises(FileError, match="run is being written by another process"):
             run.result()
         assert empty(tmp_path / "run")
 
 
 def test_accuracy_is_computed_in_eval_mode():
-    model, data = network(Stateful).train(), coloured(130)
+    model, data = seeded(Stateful).train(), coloured(130)
     with torch.no_grad():
         logits = copy.deepcopy(model).eval()(data.normalise(data.pixels))
     expected = (logits.argmax(dim=1) == data.labels).double().mean()
@@ -135,11 +127,11 @@ def test_accuracy_is_computed_in_eval_mode():
 
 
 def test_progress_is_a_line_on_stderr_for_each_epoch(tmp_path, capsys):
-    train(network(Tiny), coloured(), out=tmp_path / "shown", test=coloured(9), recipe=SHORT)
+    train(seeded(Tiny), coloured(), out=tmp_path / "shown", test=coloured(9), recipe=SHORT)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert [line.split()[:4] for line in shown.err.splitlines()] == [["epoch", str(n), "of", "2"] for n in (1, 2)]
-    train(network(Tiny), coloured(), out=tmp_path / "silent", recipe=SHORT, **QUIET)
+    train(seeded(Tiny), coloured(), out=tmp_path / "silent", recipe=SHORT, **QUIET)
     assert capsys.readouterr().err == ""
 
 
@@ -147,7 +139,7 @@ def test_the_result_depends_on_the_seed_alone(tmp_path):
     runs = []
     for folder, seed in (("a", 3), ("b", 3), ("c", 4)):
         torch.rand(len(folder) + seed)  # the global random state does not matter
-        metrics = train(network(Stateful), coloured(), out=tmp_path / folder, recipe=SHORT, seed=seed, **QUIET)
+        metrics = train(seeded(Stateful), coloured(), out=tmp_path / folder, recipe=SHORT, seed=seed, **QUIET)
         runs.append((untimed(metrics), weights_of(tmp_path / folder)))
     (a, first), (b, second), (c, third) = runs
     assert a == b
@@ -156,25 +148,20 @@ def test_the_result_depends_on_the_seed_alone(tmp_path):
     assert not any(torch.equal(first[name], third[name]) for name in ("conv.weight", "fc.weight", "bn.running_mean"))
 
 
-def class_at_the_centre(images):
-    """The class of each image: a crop shifted by at most four pixels still shows it in the middle."""
-    return images[:, :, images.shape[2] // 2, images.shape[3] // 2].argmax(dim=1)
-
-
 @pytest.mark.parametrize("head_type", ["linear", "deconf"])
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 def test_steps_equal_those_of_sgd_written_out(tmp_path, head_type, nesterov):
     recipe = Recipe(
         epochs=2, batch_size=8, learning_rate=0.1, drops=(0.5,), momentum=0.8, nesterov=nesterov, weight_decay=0.05
     )
-    model = seeded(lambda: with_head(network(Tiny), head_type))
+    model = seeded(lambda: with_head(seeded(Tiny), head_type))
     slow = copy.deepcopy(model).train()
     seen = recorded_batches(model)
     metrics = train(model, coloured(20, size=16), out=tmp_path, recipe=recipe, **QUIET)
     assert [len(images) for images in seen] == [8, 8, 4] * 2
     velocity, losses = {}, []
     for images, rate in zip(seen, [0.1] * 3 + [0.01] * 3, strict=True):
-        labels = class_at_the_centre(images)
+        labels = images[:, :, 8, 8].argmax(dim=1)  # a crop is shifted by at most four pixels from the centre
         loss = -slow(images).log_softmax(dim=1)[torch.arange(len(images)), labels].mean()
         losses += [loss.item()] * len(images)
         slow.zero_grad()
@@ -192,7 +179,7 @@ def test_steps_equal_those_of_sgd_written_out(tmp_path, head_type, nesterov):
 
 @pytest.mark.parametrize("wrap", [Compiled, nn.DataParallel])
 def test_a_wrapped_model_is_trained_inside_its_wrapper(tmp_path, wrap):
-    plain, inner = network(Tiny), network(Tiny)
+    plain, inner = seeded(Tiny), seeded(Tiny)
     train(plain, coloured(), out=tmp_path / "plain", recipe=SHORT, **QUIET)
     train(wrap(inner), coloured(), out=tmp_path / "wrapped", recipe=SHORT, **QUIET)
     assert same_weights(plain.state_dict(), inner.state_dict())
@@ -236,11 +223,11 @@ def test_shared_weights_are_saved(tmp_path):
 
 
 def test_frozen_weights_are_unchanged(tmp_path):
-    model = network(Tiny)
+    model = seeded(Tiny)
     model.conv.requires_grad_(False)
     before = model.conv.weight.clone()
     train(model, coloured(), out=tmp_path, recipe=SHORT, **QUIET)
-    resumed = network(Tiny)
+    resumed = seeded(Tiny)
     resumed.conv.requires_grad_(False)
     train(resumed, coloured(), out=tmp_path, recipe=SHORT, resume=True, **QUIET)
     assert torch.equal(model.conv.weight, before)
@@ -256,7 +243,7 @@ def test_two_processes_train_like_one(tmp_path):
     done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["3 epochs, 0 files", "3 epochs, 12 files"]
-    model = network(Tiny)
+    model = seeded(Tiny)
     alone = train(model, coloured(), out=tmp_path / "one", recipe=UNEVEN, seed=5, **QUIET)
     together = metrics_of(tmp_path / "two")
     assert [line["accuracy"] for line in together] == [line["accuracy"] for line in alone]
@@ -283,7 +270,7 @@ def test_two_processes_train_like_one(tmp_path):
 )
 def test_invalid_training_data_is_refused(tmp_path, data, message):
     with pytest.raises(DataError, match=message) as caught:
-        train(network(Tiny), data, out=tmp_path / "run", recipe=SHORT, **QUIET)
+        train(seeded(Tiny), data, out=tmp_path / "run", recipe=SHORT, **QUIET)
     assert "\n" not in str(caught.value)
     assert empty(tmp_path / "run")
 
@@ -296,7 +283,7 @@ def test_images_of_another_shape_are_refused(tmp_path):
 
 def test_an_unusable_folder_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
-    model = network(Tiny)
+    model = seeded(Tiny)
     seen = recorded_batches(model)
     with pytest.raises(FileError, match="file"):
         train(model, coloured(), out=tmp_path / "file", recipe=SHORT, **QUIET)
@@ -320,17 +307,17 @@ def test_a_nan_loss_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     with pytest.raises(DataError, match=message) as caught:
         train(model, coloured(), out=tmp_path, recipe=SHORT, **QUIET)
     assert "\n" not in str(caught.value)
-    good = network(Tiny)
+    good = seeded(Tiny)
     load_checkpoint(good, tmp_path / "weights.safetensors")
     assert all(value.isfinite().all() for value in good.state_dict().values())
     assert [line["epoch"] for line in metrics_of(tmp_path)] == [1]
-    metrics = train(network(Tiny), coloured(), out=tmp_path, recipe=SHORT, resume=True, **QUIET)
+    metrics = train(seeded(Tiny), coloured(), out=tmp_path, recipe=SHORT, resume=True, **QUIET)
     assert [line["epoch"] for line in metrics] == [1, 2]
 
 
 def test_divergence_in_the_first_epoch_writes_nothing(tmp_path):
     with pytest.raises(DataError, match=r"epoch 1, batch \d of 3: the loss is (nan|inf)"):
-        train(network(Tiny), coloured(), out=tmp_path / "run", recipe=replace(SHORT, learning_rate=1e38), **QUIET)
+        train(seeded(Tiny), coloured(), out=tmp_path / "run", recipe=replace(SHORT, learning_rate=1e38), **QUIET)
     assert empty(tmp_path / "run")
 
 
