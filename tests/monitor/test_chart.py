@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.streams import said_of
 
 from oodles.calibration import Threshold, calibrate
 from oodles.errors import DataError
@@ -17,8 +18,7 @@ def test_rates_limits_evidence_and_alarms_are_drawn(known):
     monitor = Monitor(threshold, rule=AlertRule(false_alarm_every=1000, minimum=50), window=50)
     scores = np.random.default_rng(1).normal(size=620)
     scores[300:] -= 4
-    p_values = threshold.p_values(scores)
-    monitor.observe(score=scores, p_value=p_values, label=np.zeros(620, int), is_id=threshold.is_id(scores))
+    monitor.observe(**said_of(scores, threshold))
     above, below = draw(monitor).axes
     limits, rates = above.patches
     assert rates.get_data().edges.tolist() == [*range(0, 601, 50), 620]

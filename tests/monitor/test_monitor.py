@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.streams import said_of
 
-import oodles
 from oodles.calibration import Threshold, calibrate
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.monitor import AlertRule, Monitor
+from oodles.records.files import write_record
 
 CLASSES = ("cat", "dog\n", "ship")
 QUICK = AlertRule(false_alarm_every=500, minimum=20, cooldown=300, error=0.1)
@@ -22,21 +23,27 @@ def threshold_of(size=400, seed=0, **changes):
     return Threshold(**{**made.as_record(), "id_scores": made.id_scores, **changes})
 
 
-def stream(threshold, inputs, contamination=0.0, seed=1):
+THRESHOLD, LARGE = threshold_of(), threshold_of(2000)
+
+
+def stream(inputs, contamination=0.0, seed=1, threshold=THRESHOLD):
     """What a guard says about a stream, as the arguments of ``observe``."""
     generator = np.random.default_rng(seed)
     score = generator.normal(size=inputs) - 4 * (generator.random(inputs) < contamination)
     score[generator.random(inputs) < 0.002] = np.nan
-    label = generator.integers(0, 3, inputs)
-    return {"score": score, "p_value": threshold.p_values(score), "label": label, "is_id": threshold.is_id(score)}
+    return {**said_of(score, threshold), "label": generator.integers(0, 3, inputs)}
 
 
 def part(batch, start, stop):
     return {name: values[start:stop] for name, values in batch.items()}
 
 
-def monitor_of(threshold, rule=QUICK, **options):
+def monitor_of(threshold=THRESHOLD, rule=QUICK, **options):
     return Monitor(threshold, classes=CLASSES, guard="a" * 64, rule=rule, **{"window": 50, **options})
+
+
+def load(path, threshold=THRESHOLD, guard="a" * 64, **options):
+    return Monitor.load(path, threshold=threshold, guard=guard, **options)
 
 
 def observe_all(monitor, batch, size):
@@ -47,10 +54,9 @@ def observe_all(monitor, batch, size):
 
 
 def test_the_example_of_the_service():
-    threshold = threshold_of()
-    monitor = oodles.monitor.Monitor(threshold, classes=CLASSES, guard="g", rule=AlertRule())
+    monitor = Monitor(THRESHOLD, classes=CLASSES, guard="g", rule=AlertRule())
     assert monitor.status()["rate"] is None
-    assert monitor.observe(**stream(threshold, 1000)) == []
+    assert monitor.observe(**stream(1000)) == []
     monitor.count_errors(3)
     status = json.loads(json.dumps(monitor.status(), allow_nan=False))
     assert {*KEYS} <= {*status}
@@ -70,9 +76,8 @@ def test_the_example_of_the_service():
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 400), contamination=st.sampled_from([0.0, 0.2, 0.6]), seed=st.integers(0, 99))
 def test_batches_make_no_difference(size, contamination, seed):
-    threshold = threshold_of()
-    batch = stream(threshold, 400, contamination, seed)
-    whole, parts = monitor_of(threshold), monitor_of(threshold)
+    batch = stream(400, contamination, seed)
+    whole, parts = monitor_of(), monitor_of()
     alarms = whole.observe(**batch)
     assert observe_all(parts, batch, size) == alarms
     assert parts.status() == whole.status()
@@ -82,14 +87,14 @@ def test_batches_make_no_difference(size, contamination, seed):
 @settings(max_examples=10, deadline=None)
 @given(cut=st.integers(0, 600), contamination=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 99))
 def test_a_restart_makes_no_difference(tmp_path_factory, cut, contamination, seed):
-    threshold, path = threshold_of(), tmp_path_factory.mktemp("state") / "monitor.json"
-    batch = stream(threshold, 600, contamination, seed)
-    whole, before = monitor_of(threshold), monitor_of(threshold)
+    path = tmp_path_factory.mktemp("state") / "monitor.json"
+    batch = stream(600, contamination, seed)
+    whole, before = monitor_of(), monitor_of()
     alarms = whole.observe(**batch)
     found = before.observe(**part(batch, 0, cut))
     before.count_errors(2)
     before.save(path)
-    after = Monitor.load(path, threshold=threshold, classes=CLASSES, guard="a" * 64)
+    after = load(path, classes=CLASSES)
     assert after.status() == before.status()
     assert found + after.observe(**part(batch, cut, 600)) == alarms
     assert after.status() == {**whole.status(), "errors": 2}
@@ -97,53 +102,47 @@ def test_a_restart_makes_no_difference(tmp_path_factory, cut, contamination, see
 
 
 def test_the_state_is_a_few_kilobytes_however_long_the_stream(tmp_path):
-    threshold = threshold_of(10_000)
-    monitor = monitor_of(threshold, window=20)
-    observe_all(monitor, stream(threshold, 9000, 0.1), 500)
+    monitor = monitor_of(threshold_of(10_000), window=20)
+    observe_all(monitor, stream(9000, 0.1, threshold=monitor.threshold), 500)
     monitor.save(tmp_path / "monitor.json")
     assert len(monitor.status()["windows"]) == 200
     assert (tmp_path / "monitor.json").stat().st_size < 12_000
 
 
-# Alarms -----------------------------------------------------------------------------------------
-
-
 def test_contamination_raises_one_alarm_that_stands_until_the_stream_has_been_quiet():
-    threshold = threshold_of(2000)
-    monitor = monitor_of(threshold, AlertRule(false_alarm_every=50_000, minimum=20, cooldown=300, error=0.1))
-    assert monitor.observe(**stream(threshold, 1000)) == []
-    alarms = monitor.observe(**stream(threshold, 2000, 0.5))
+    monitor = monitor_of(LARGE, AlertRule(false_alarm_every=50_000, minimum=20, cooldown=300, error=0.1))
+
+    def observe(inputs, contamination=0.0):
+        return monitor.observe(**stream(inputs, contamination, threshold=LARGE))
+
+    assert observe(1000) == []
+    alarms = observe(2000, 0.5)
     assert len(alarms) == 1
     assert 1000 < alarms[0].since < 1100, "at the beginning of the contamination"
     assert monitor.status()["alarm"] == alarms[0].as_record() == monitor.alert.as_record()
     assert monitor.status()["alarms"] == 1
-    monitor.observe(**stream(threshold, 250))
+    observe(250)
     assert monitor.alert == alarms[0]
-    monitor.observe(**stream(threshold, 100))
-    assert monitor.alert is None
-    assert monitor.status()["alarm"] is None
-    assert len(monitor.observe(**stream(threshold, 200, 0.5))) == 1, "and then a new one"
+    observe(100)
+    assert monitor.alert is monitor.status()["alarm"] is None
+    assert len(observe(200, 0.5)) == 1, "and then a new one"
     assert monitor.raised == 2
 
 
 def test_no_alarm_before_the_minimum():
-    threshold = threshold_of(2000)
-    monitor = monitor_of(threshold, AlertRule(false_alarm_every=10, minimum=150, cooldown=0, error=0.1))
-    places = [alarm.since for alarm in monitor.observe(**stream(threshold, 1000, 1.0))]
+    monitor = monitor_of(LARGE, AlertRule(false_alarm_every=10, minimum=150, cooldown=0, error=0.1))
+    places = [alarm.since for alarm in monitor.observe(**stream(1000, 1.0, threshold=LARGE))]
     assert {place % 150 for place in places if place <= 150} == {0}
-    by_kind = {
-        kind: [each.since for each in monitor.alerts if each.kind == kind] for kind in ("rejections", "p_values")
-    }
-    assert all(min(np.diff([0, *found])) >= 150 for found in by_kind.values() if found)
+    for kind in ("rejections", "p_values"):
+        found = [each.since for each in monitor.alerts if each.kind == kind]
+        assert (np.diff([0, *found]) >= 150).all()
 
 
 def test_low_scores_above_the_threshold_are_seen_by_p_values_alone():
     threshold = threshold_of(5000)
-    generator = np.random.default_rng(5)
-    score = generator.uniform(threshold.value, np.median(threshold.id_scores), 2000)
-    batch = {"score": score, "p_value": threshold.p_values(score), "label": np.zeros(2000, int)}
+    score = np.random.default_rng(5).uniform(threshold.value, np.median(threshold.id_scores), 2000)
     monitor = monitor_of(threshold)
-    alarms = monitor.observe(**batch, is_id=threshold.is_id(score))
+    alarms = monitor.observe(**said_of(score, threshold))
     assert monitor.rejected == 0
     assert [alarm.kind for alarm in alarms] == ["p_values"]
     assert monitor.differs
@@ -152,61 +151,47 @@ def test_low_scores_above_the_threshold_are_seen_by_p_values_alone():
 
 
 def test_without_calibration_scores_only_rejections_are_watched():
-    known = threshold_of(2000)
-    threshold = Threshold(**known.as_record())
-    monitor = monitor_of(threshold)
-    batch = stream(known, 2000, 0.5)
-    batch["p_value"] = threshold.p_values(batch["score"])
+    monitor = monitor_of(Threshold(**LARGE.as_record()))
+    batch = stream(2000, 0.5, threshold=monitor.threshold)
     assert np.isnan(batch["p_value"]).all()
     assert [alarm.kind for alarm in monitor.observe(**batch)] == ["rejections"]
     status = monitor.status()
     assert status["evidence"]["p_values"] is status["scores"] is None
     assert status["evidence"]["alarm_at"] == QUICK.false_alarm_every
-    assert monitor_of(known).alarm_at == 2 * QUICK.false_alarm_every, "the two kinds share the promise"
+    assert monitor_of().alarm_at == 2 * QUICK.false_alarm_every, "the two kinds share the promise"
 
 
 def test_an_unknown_p_value_is_no_evidence():
-    threshold = threshold_of()
-    batch = stream(threshold, 300, 1.0)
+    batch = stream(300, 1.0)
     batch["p_value"][:] = np.nan
-    monitor = monitor_of(threshold)
+    monitor = monitor_of()
     monitor.observe(**batch)
     assert monitor.status()["evidence"]["p_values"] == 0
     assert monitor.raised == 1
 
 
 def test_predicted_classes_are_compared_with_counts_if_there_are_any():
-    threshold = threshold_of()
-    monitor = monitor_of(threshold, class_counts={0: 50, 1: 50})
-    batch = stream(threshold, 100)
-    batch["label"][:] = 7
-    monitor.observe(**batch)
+    monitor = monitor_of(class_counts={0: 50, 1: 50})
+    monitor.observe(**{**stream(100), "label": np.full(100, 7)})
     assert monitor.status()["classes"] == [{"name": "class 7", "count": 100, "expected": 0.0}]
     assert monitor.status()["class_distance"] == 1.0
-    assert monitor_of(threshold).status()["class_distance"] is None
+    assert monitor_of().status()["class_distance"] is None
 
 
 @pytest.mark.parametrize("label", [-5, 10**12])
 def test_labels_may_be_anything_and_memory_is_bounded(label, tmp_path):
-    threshold = threshold_of()
-    monitor = monitor_of(threshold)
-    batch = stream(threshold, 20_000)
-    batch["label"] = np.arange(20_000) + label
-    monitor.observe(**batch)
+    monitor = monitor_of()
+    monitor.observe(**{**stream(20_000), "label": np.arange(20_000) + label})
     assert len(monitor.status()["classes"]) == 100
     assert monitor.status()["classes"][0]["name"] == "others"
     monitor.save(tmp_path / "m.json")
-    assert Monitor.load(tmp_path / "m.json", threshold=threshold, guard="a" * 64).inputs == 20_000
-
-
-# Replicas ---------------------------------------------------------------------------------------
+    assert load(tmp_path / "m.json").inputs == 20_000
 
 
 def test_replicas_are_merged():
-    threshold = threshold_of()
-    replicas = [monitor_of(threshold) for _ in range(3)]
+    replicas = [monitor_of() for _ in range(3)]
     for seed, replica in enumerate(replicas):
-        replica.observe(**stream(threshold, 130 * (seed + 1), 0.3 * (seed == 1), seed))
+        replica.observe(**stream(130 * (seed + 1), 0.3 * (seed == 1), seed))
         replica.count_errors(seed)
     before = [replica.status() for replica in replicas]
     merged = Monitor.merge(replicas)
@@ -215,22 +200,20 @@ def test_replicas_are_merged():
     for name in ("inputs", "rejected", "errors", "alarms"):
         assert status[name] == sum(each[name] for each in before)
     for kind in ("rejections", "p_values"):
-        expected = sum(each["evidence"][kind] for each in before)
-        assert status["evidence"][kind] == pytest.approx(expected)
+        assert status["evidence"][kind] == pytest.approx(sum(each["evidence"][kind] for each in before))
     assert status["scores"]["counts"] == np.sum([each["scores"]["counts"] for each in before], axis=0).tolist()
     assert sum(window.inputs for window in merged.windows) == merged.inputs
     assert status["windows"][0]["first"] == 1
     assert status["alarm"]["kind"] == before[1]["alarm"]["kind"]
     assert merged.inputs - status["alarm"]["since"] == replicas[1].inputs - before[1]["alarm"]["since"]
-    merged.observe(**stream(threshold, 100))
+    merged.observe(**stream(100))
     assert merged.inputs == status["inputs"] + 100
 
 
 def test_merging_does_not_depend_on_the_order_and_one_alone_stays_as_it_is():
-    threshold = threshold_of()
-    one, two, three = (monitor_of(threshold) for _ in range(3))
+    one, two, three = (monitor_of() for _ in range(3))
     for seed, each in enumerate((one, two, three)):
-        each.observe(**stream(threshold, 200 + 77 * seed, 0.2 * seed, seed))
+        each.observe(**stream(200 + 77 * seed, 0.2 * seed, seed))
     assert Monitor.merge([one]).status() == one.status()
     left, right = Monitor.merge([Monitor.merge([one, two]), three]), Monitor.merge([three, two, one])
     for name in (*KEYS[:5], "alarm", "classes", "scores"):
@@ -240,48 +223,38 @@ def test_merging_does_not_depend_on_the_order_and_one_alone_stays_as_it_is():
 
 
 def test_what_does_not_belong_together_is_not_merged():
-    threshold = threshold_of()
-    others = [
-        monitor_of(threshold_of(seed=9)),
-        monitor_of(threshold, AlertRule()),
-        monitor_of(threshold, window=7),
-        Monitor(threshold, guard="b" * 64, rule=QUICK, window=50),
-    ]
-    for other in others:
+    others = monitor_of(threshold_of(seed=9)), monitor_of(rule=AlertRule()), monitor_of(window=7)
+    for other in (*others, Monitor(THRESHOLD, guard="b" * 64, rule=QUICK, window=50)):
         with pytest.raises(ArgumentError, match="only monitors of one guard"):
-            Monitor.merge([monitor_of(threshold), other])
+            Monitor.merge([monitor_of(), other])
     with pytest.raises(ArgumentError, match="nothing to merge"):
         Monitor.merge([])
 
 
-# Refusals ---------------------------------------------------------------------------------------
-
-
 def test_a_state_of_another_guard_threshold_or_error_is_refused(tmp_path):
-    threshold, path = threshold_of(), tmp_path / "m.json"
-    monitor_of(threshold).save(path)
-    same = {"threshold": threshold, "guard": "a" * 64}
+    path = tmp_path / "m.json"
+    monitor_of().save(path)
     for change in ({"guard": "b" * 64}, {"threshold": threshold_of(seed=3)}, {"threshold": threshold_of(value=0.0)}):
         with pytest.raises(FileError, match=r"m\.json is the state of another guard or threshold"):
-            Monitor.load(path, **{**same, **change})
+            load(path, **change)
     with pytest.raises(FileError, match=r"was begun with error=0\.1"):
-        Monitor.load(path, **same, rule=AlertRule(error=0.2))
-    changed = Monitor.load(path, **same, rule=AlertRule(false_alarm_every=7, error=0.1))
-    assert changed.alarm_at == 14, "what evidence does not depend on may change"
+        load(path, rule=AlertRule(error=0.2))
+    assert load(path, rule=AlertRule(false_alarm_every=7, error=0.1)).alarm_at == 14, (
+        "what evidence does not depend on may change"
+    )
 
 
 def test_a_damaged_state_is_refused(tmp_path):
-    threshold, path = threshold_of(), tmp_path / "m.json"
-    monitor = monitor_of(threshold)
-    monitor.observe(**stream(threshold, 100, 0.4))
+    monitor, path = monitor_of(), tmp_path / "m.json"
+    monitor.observe(**stream(100, 0.4))
     monitor.save(path)
     content = path.read_text()
     with pytest.raises(FileError, match="does not exist"):
-        Monitor.load(tmp_path / "none.json", threshold=threshold)
+        load(tmp_path / "none.json")
     for damaged in (content[:-40], content.replace('"rejected": ', '"rejected": 1'), "", "[]"):
         path.write_text(damaged)
         with pytest.raises(FileError, match=r"m\.json"):
-            Monitor.load(path, threshold=threshold, guard="a" * 64)
+            load(path)
 
 
 @pytest.mark.parametrize(
@@ -300,15 +273,13 @@ def test_a_damaged_state_is_refused(tmp_path):
     ],
 )
 def test_a_forged_state_is_refused(tmp_path, change):
-    from oodles.records.files import write_record
-
-    threshold = threshold_of()
-    monitor_of(threshold).save(tmp_path / "m.json")
-    record = json.loads((tmp_path / "m.json").read_text())
+    path = tmp_path / "m.json"
+    monitor_of().save(path)
+    record = json.loads(path.read_text())
     del record["seal"]
-    write_record(tmp_path / "m.json", {**record, **change})
+    write_record(path, {**record, **change})
     with pytest.raises(FileError, match=r"m\.json"):
-        Monitor.load(tmp_path / "m.json", threshold=threshold, guard="a" * 64)
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +292,7 @@ def test_a_forged_state_is_refused(tmp_path, change):
     ],
 )
 def test_batches_that_do_not_fit_are_refused(change, message):
-    monitor = monitor_of(threshold_of())
-    batch = stream(monitor.threshold, 2)
+    monitor, batch = monitor_of(), stream(2)
     with pytest.raises(DataError, match=message):
         monitor.observe(**{**batch, **change})
     assert monitor.status()["inputs"] == 0
@@ -336,7 +306,5 @@ def test_batches_that_do_not_fit_are_refused(change, message):
 def test_arguments_that_mean_nothing_are_refused(values):
     with pytest.raises(ArgumentError, match=next(iter(values))):
         AlertRule(**values)
-    with pytest.raises(ArgumentError, match="window=0"):
-        Monitor(threshold_of(), window=0)
     with pytest.raises(ArgumentError, match="-1 inputs"):
-        Monitor(threshold_of()).count_errors(-1)
+        monitor_of().count_errors(-1)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import norm
-from support.streams import bets_of, calibrations, cusum, ranks_of, run, window_test
+from support.streams import bets_of, calibrations, cusum, ranks_of, run, said_of, window_test
 
 from oodles.calibration import calibrate
 from oodles.monitor import AlertRule, Monitor
@@ -71,10 +71,10 @@ def test_the_simulation_is_the_monitor():
     threshold, rule = calibrate(scores), AlertRule(false_alarm_every=200, minimum=10, cooldown=0, error=0.1)
     stream = generator.normal(size=1500) - 3 * (generator.random(1500) < 0.15)
     monitor = Monitor(threshold, rule=rule)
-    p_values, accepted = threshold.p_values(stream), threshold.is_id(stream)
-    monitor.observe(score=stream, p_value=p_values, label=np.zeros(1500, int), is_id=accepted)
+    said = said_of(stream, threshold)
+    monitor.observe(**said)
     levels = np.array([0.05, 0.1, 0.2, 0.35, 0.5])
-    events = {"rejections": ~accepted[:, None], "p_values": p_values[:, None] <= levels}
+    events = {"rejections": ~said["is_id"][:, None], "p_values": said["p_value"][:, None] <= levels}
     firsts = []
     for kind, bets in bets_of(size, 0.1).items():
         rows = events[kind]

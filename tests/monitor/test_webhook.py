@@ -25,23 +25,16 @@ def server():
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_GET = do_POST  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
     with HTTPServer(("127.0.0.1", 0), Handler) as made:
         made.received, made.status = [], 200
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
+        threading.Thread(target=made.serve_forever).start()
         yield made
         made.shutdown()
-        thread.join()
 
 
-def send(url, times=1, seconds=5.0):
+def send(url, times=1):
     reports = []
-    webhook = Webhook(url, reports.append, seconds=seconds)
+    webhook = Webhook(url, reports.append, seconds=5.0)
     for _ in range(times):
         webhook.send(ALERT, "photos")
         webhook.wait()
@@ -62,11 +55,6 @@ def test_failures_are_reported_once_and_redirects_are_failures(server, status):
     assert str(status) in reports[0]
     assert "secret-token" not in reports[0]
     assert [path for path, *_ in server.received] == ["/secret-token"] * 3
-
-
-def test_nobody_listens():
-    (report,) = send("http://127.0.0.1:9/", times=2, seconds=1.0)
-    assert report.startswith("the alarm could not be sent to 127.0.0.1: ")
 
 
 @pytest.mark.parametrize(

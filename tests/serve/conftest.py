@@ -31,12 +31,9 @@ def server(guards):
 
 
 @pytest.fixture(scope="session")
-def strict(guards, tmp_path_factory):
+def strict(guards):
     """The service with small limits, a token, and one origin that may call it."""
-    token = tmp_path_factory.mktemp("token") / "token.txt"
-    token.write_text(TOKEN + "\n")
-    arguments = ("--token-file", token, "--cors-origin", "https://example.org", *LIMITS)
-    with serving(guards / "images.zip", *arguments) as running:
+    with serving(guards / "images.zip", "--cors-origin", "https://example.org", *LIMITS, OODLES_TOKEN=TOKEN) as running:
         yield running
 
 

@@ -16,22 +16,17 @@ from support.disks import obey_permissions
 from support.serving import AUTHORISED, JPEG, TOKEN, photo, running, serving
 
 ROOT = Path(__file__).parents[2]
-READ_ONLY = "mount --make-rprivate / && mount -o remount,ro,bind / && exec "
-"""In a mount namespace of its own: the whole file system becomes read-only, as with docker run --read-only."""
-
-
-def instructions() -> list[tuple[str, str]]:
-    """What the Dockerfile says, one after another: the instruction and the rest."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
 
 
 def stages() -> list[list[tuple[str, str]]]:
+    """What each stage of the Dockerfile says, one after another: the instruction and the rest."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     found: list[list[tuple[str, str]]] = []
-    for name, rest in instructions():
+    for line in filter(str.strip, text.splitlines()):
+        name, _, rest = line.partition(" ")
         if name == "FROM":
             found.append([])
-        found[-1].append((name, rest))
+        found[-1].append((name, rest.strip()))
     return found
 
 
@@ -65,16 +60,19 @@ def test_the_steps_of_the_dockerfile(guards, tmp_path):
         if name == "COPY":
             *given, target = rest.split()
             for each in given:
-                copy_to(ROOT / each, source / target if len(given) == 1 and target != "./" else source / each)
+                path = source / target if len(given) == 1 and target != "./" else source / each
+                if (ROOT / each).is_dir():
+                    shutil.copytree(ROOT / each, path, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / each, path)
         elif name == "RUN":
             words = [sys.executable if word == "python" else word for word in shlex.split(here(rest))]
             done = subprocess.run(words, cwd=source, env=clean, capture_output=True, text=True)
             if done.returncode and "No matching distribution" in done.stderr:
                 pytest.skip("pip cannot install anything here")
             assert done.returncode == 0, (words, done.stderr)
-    packages = subprocess.run(
-        [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "list"], capture_output=True, text=True
-    ).stdout
+    listed = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "list"]
+    packages = subprocess.run(listed, capture_output=True, text=True).stdout
     assert "fastapi" in packages
     assert not re.search(r"^(torch|hatchling|pip) ", packages, re.MULTILINE)
     shutil.rmtree(source)
@@ -92,10 +90,8 @@ def test_the_steps_of_the_dockerfile(guards, tmp_path):
             health[-1] = health[-1].replace(":8000", f":{server.port}")
             assert subprocess.run(health, env=variables).returncode == 0
             assert server.score(photo(), "?guard=images", {**AUTHORISED, **JPEG}).status == 200
-            assert [each["name"] for each in server.get("/guards", **AUTHORISED).json["guards"]] == [
-                "images",
-                "vectors",
-            ]
+            served = server.get("/guards", **AUTHORISED).json["guards"]
+            assert [each["name"] for each in served] == ["images", "vectors"]
             assert server.ask("PUT", "/guards/images/threshold", b'{"value": 1}', AUTHORISED).status == 503
             assert server.stop(signal.SIGTERM) == 0
             assert not server.other_lines
@@ -105,16 +101,10 @@ def test_the_steps_of_the_dockerfile(guards, tmp_path):
     assert sorted(venv.rglob("*")) == before, "nothing was written, caches included"
 
 
-def copy_to(path, target):
-    if path.is_dir():
-        shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copy(path, target)
-
-
 def on_read_only():
-    """What to put in front of a command for a read-only file system; nothing where that is not allowed."""
-    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c", READ_ONLY + '"$@"', "sh"]
+    """What to put in front of a command as for docker run --read-only; nothing where that is not allowed."""
+    script = 'mount --make-rprivate / && mount -o remount,ro,bind / && exec "$@"'
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"]
     tried = subprocess.run([*inside, "sh", "-c", "! touch /tmp/oodles-can-write"], capture_output=True)
     return inside if tried.returncode == 0 else []
 

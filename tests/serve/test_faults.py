@@ -17,17 +17,6 @@ SMALL = "?guard=images"
 SHIPPED = "?guard=cifar10-small"
 
 
-# The same answer everywhere ------------------------------------------------------------------------
-
-
-def scored_by_command_line(guard, paths, folder):
-    out = folder / "results.jsonl"
-    arguments = [sys.executable, "-m", "oodles", "score", str(guard), *map(str, paths), "--out", str(out)]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in out.read_text().splitlines()]
-
-
 def test_curl_the_command_line_and_python_agree(server, guards, tmp_path):
     """Photographs of every kind that is converted get the same score by all three ways, up to 1e-5."""
     picture = Image.fromarray(noise(48, 64, 3)).resize((90, 60))
@@ -47,16 +36,16 @@ def test_curl_the_command_line_and_python_agree(server, guards, tmp_path):
         "one-pixel.png": encoded(noise(1, 1, 3)),
         "webp.webp": encoded(picture, "WEBP"),
     }
-    paths = []
-    for name, content in files.items():
-        paths.append(tmp_path / name)
-        paths[-1].write_bytes(content)
-    guard = guards / "cifar10-small.zip"
-    rows = {row["path"].rpartition("/")[2]: row for row in scored_by_command_line(guard, paths, tmp_path)}
+    paths = [tmp_path / name for name in files]
+    for path in paths:
+        path.write_bytes(files[path.name])
+    guard, out = guards / "cifar10-small.zip", tmp_path / "results.jsonl"
+    score = [sys.executable, "-m", "oodles", "score", str(guard), *map(str, paths), "--out", str(out)]
+    subprocess.run(score, check=True, env=environment(), timeout=120)
+    rows = {row["path"].rpartition("/")[2]: row for row in map(json.loads, out.read_text().splitlines())}
     verdict = ExportedGuard.open(guard)(paths)
     for index, path in enumerate(paths):
-        url = f"{server.address}/score{SHIPPED}"
-        sent = ["curl", "--silent", "--show-error", "--data-binary", f"@{path}", url]
+        sent = ["curl", "--silent", "--show-error", "--data-binary", f"@{path}", f"{server.address}/score{SHIPPED}"]
         by_curl = json.loads(subprocess.run(sent, capture_output=True, check=True).stdout)["results"][0]
         assert by_curl["error"] is None, by_curl
         for field in ("score", "probability", "p_value"):
@@ -64,8 +53,8 @@ def test_curl_the_command_line_and_python_agree(server, guards, tmp_path):
             assert by_curl[field] == pytest.approx(getattr(verdict, field)[index], abs=1e-5), (path.name, field)
         assert by_curl["is_id"] == rows[path.name]["is_id"] == verdict.is_id[index]
         assert by_curl["label"] == verdict.label[index]
-    turned, plain = rows["rotated.jpg"]["score"], rows["plain.jpg"]["score"]
-    assert turned != pytest.approx(plain, abs=1e-3), "turned upright, so it is another image"
+    plain = rows["plain.jpg"]["score"]
+    assert rows["rotated.jpg"]["score"] != pytest.approx(plain, abs=1e-3), "turned upright, so it is another image"
     scores = [result["score"] for result in server.score_files([*files.items()], SHIPPED).json["results"]]
     assert scores == pytest.approx(verdict.score.tolist(), abs=1e-5)
 
@@ -79,19 +68,16 @@ def test_pixels_are_scored_as_images_are(server, guards):
     assert [each["score"] for each in by_json.json["results"]] == pytest.approx(expected, abs=1e-5)
     tensor = {"name": "pixels", "datatype": "UINT8", "shape": list(pixels.shape)}
     asked = {"inputs": [{**tensor, "data": pixels.ravel().tolist()}], "outputs": [{"name": "score"}], "id": "7"}
-    answer = server.ask("POST", "/v2/models/cifar10-small/infer", json.dumps(asked).encode(), JSON).json
+    route = "POST", "/v2/models/cifar10-small/infer"
+    answer = server.ask(*route, json.dumps(asked).encode(), JSON).json
     assert answer["id"] == "7"
     assert answer["outputs"][0]["data"] == pytest.approx(expected, abs=1e-5)
     head = {"inputs": [{**tensor, "parameters": {"binary_data_size": pixels.size}}]}
     head |= {"parameters": {"binary_data_output": True}, "outputs": [{"name": "score"}]}
     text = json.dumps(head).encode()
-    length = {"Inference-Header-Content-Length": str(len(text))}
-    answer = server.ask("POST", "/v2/models/cifar10-small/infer", text + pixels.tobytes(), length)
+    answer = server.ask(*route, text + pixels.tobytes(), {"Inference-Header-Content-Length": str(len(text))})
     at = int(answer.headers["inference-header-content-length"])
     assert np.frombuffer(answer.body[at:], "<f4") == pytest.approx(expected, abs=1e-5)
-
-
-# Images --------------------------------------------------------------------------------------------
 
 
 def bomb(width, height):
@@ -122,16 +108,15 @@ SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>ale
     ids=["empty", "text", "zeros", "eps", "pdf", "svg", "short jpeg", "short png", "bomb", "88 MP", "1x20000"],
 )
 def test_what_is_not_an_image_is_refused(server, content, status, words):
-    for asked in (lambda: server.score(content, SMALL), lambda: server.score_files([("a.png", content)], SMALL)):
-        reply = asked()
+    for reply in (server.score(content, SMALL), server.score_files([("a.png", content)], SMALL)):
         assert reply.status == status, reply
         assert words in reply.error.lower() or not content
 
 
 def test_sixteen_bits_are_not_clipped(server, tmp_path):
     """Grey ones are refused; of colours Pillow keeps the upper 8 bits, which is the same image."""
-    reply = server.score(write_16_bit_png(tmp_path / "grey.png", 0).read_bytes(), SMALL)
-    assert (reply.status, "more than 8 bits" in reply.error) == (422, True)
+    grey = write_16_bit_png(tmp_path / "grey.png", 0).read_bytes()
+    assert server.score(grey, SMALL).refuses(422, "more than 8 bits")
     found = server.score(write_16_bit_png(tmp_path / "colour.png", 2).read_bytes(), SMALL).result
     eight = server.score(encoded(np.full((4, 4, 3), 0x12, np.uint8)), SMALL).result
     assert found["score"] == eight["score"]
@@ -163,9 +148,6 @@ def test_one_bad_file_among_good_ones(server):
     assert results[1]["score"] is None
     alone = [server.score(content, SMALL).result["score"] for _, content in (files[0], files[3])]
     assert [results[0]["score"], results[3]["score"]] == pytest.approx(alone, abs=1e-6)
-
-
-# Arrays and JSON -----------------------------------------------------------------------------------
 
 
 def test_json_that_would_fill_the_memory_does_not(server):

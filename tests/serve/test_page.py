@@ -20,10 +20,6 @@ from support.serving import TOKEN, serving
 from oodles.deploy.exported import ExportedGuard
 
 pytestmark = [pytest.mark.browser, pytest.mark.realdata]
-WIDTHS = (390, 1280)
-
-
-# A server with guards of the shipped network, and a browser ----------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -85,46 +81,32 @@ def printed(guards, photographs):
     return {each["path"].rpartition("/")[2]: each for each in verdicts}
 
 
-CARDS = """
-return [...document.querySelectorAll("#recent .card")].map((card) =>
-  ["name", "tag", "detail"].map((part) => card.querySelector(`.${part}`).textContent))
-"""
-EFFECTS = """
-return Object.fromEntries([...document.querySelectorAll("#effects div")].map((each) =>
-  [...each.children].map((part) => part.textContent.replaceAll("\u00a0", " "))))
-"""
 CHOOSE = """
 const select = document.querySelector("#guard");
 select.value = arguments[0];
 select.dispatchEvent(new Event("change"));
 """
-PASTE = """
-const bytes = Uint8Array.from(atob(arguments[0]), (each) => each.charCodeAt(0));
-const data = new DataTransfer();
-data.items.add(new File([bytes], "pasted.jpg", { type: "image/jpeg" }));
-document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
-"""
 
 
 def cards(page):
     """Name, tag and details of each recent input, in the order shown."""
-    return page.script(CARDS)
+    return page.script("""
+        return [...document.querySelectorAll("#recent .card")].map((card) =>
+          ["name", "tag", "detail"].map((part) => card.querySelector(`.${part}`).textContent))
+    """)
 
 
 def effect(page, name):
     """What the page says that the threshold would do."""
-    return page.script(EFFECTS)[name]
-
-
-def shown_score(page):
-    return float(page.one("#verdict data").get_attribute("value"))
+    effects = page.script("""
+        return Object.fromEntries([...document.querySelectorAll("#effects div")].map((each) =>
+          [...each.children].map((part) => part.textContent.replaceAll("\u00a0", " "))))
+    """)
+    return effects[name]
 
 
 def threshold(page):
     return float(page.one("#handle").get_attribute("aria-valuenow"))
-
-
-# Verdicts ---------------------------------------------------------------------------------------
 
 
 def test_a_dropped_photograph_gets_the_verdict_of_the_command_line(page, photographs, printed):
@@ -135,14 +117,20 @@ def test_a_dropped_photograph_gets_the_verdict_of_the_command_line(page, photogr
         assert ("Accepted as in-distribution" in said) == expected["is_id"]
         assert ("Rejected as out-of-distribution" in said) == (not expected["is_id"])
         assert expected["class_name"] in said
-        assert shown_score(page) == pytest.approx(expected["score"], abs=1e-5)
+        assert float(page.one("#verdict data").get_attribute("value")) == pytest.approx(expected["score"], abs=1e-5)
         page.wait("#announcement", path.name, expected["class_name"])
         page.wait("#verdict img")
         assert page.one("#verdict img").get_property("naturalWidth") == 32, "the thumbnail is shown"
 
 
 def test_a_pasted_picture_and_a_drawing_are_scored(page, photographs):
-    page.script(PASTE, base64.b64encode(photographs[0].read_bytes()).decode())
+    paste = """
+        const bytes = Uint8Array.from(atob(arguments[0]), (each) => each.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], "pasted.jpg", { type: "image/jpeg" }));
+        document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+    """
+    page.script(paste, base64.b64encode(photographs[0].read_bytes()).decode())
     page.wait("#verdict", "pasted.jpg", "The score")
     for number, button in enumerate(page.all(".drawing"), start=2):
         button.click()
@@ -168,13 +156,12 @@ def test_fifty_at_once_are_sorted_by_score(page, photographs, printed):
 
 
 def test_what_cannot_be_scored_says_why_and_does_not_disturb_the_rest(page, photographs, tmp_path):
-    garbage, empty, cut = tmp_path / "garbage.jpg", tmp_path / "empty.png", tmp_path / "cut.jpg"
-    garbage.write_bytes(b"no picture" * 100)
-    empty.touch()
-    cut.write_bytes(photographs[0].read_bytes()[:400])
+    contents = {"garbage.jpg": b"no picture" * 100, "empty.png": b"", "cut.jpg": photographs[0].read_bytes()[:400]}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    garbage, empty, cut = (tmp_path / name for name in contents)
     page.choose([garbage])
-    said = page.wait("#verdict", "Not scored", "garbage.jpg")
-    assert "not an image" in said.lower()
+    assert "not an image" in page.wait("#verdict", "Not scored", "garbage.jpg").lower()
     page.choose([empty, *photographs[:3], cut, garbage])
     page.wait("#announcement", "6 inputs", "3 could not be scored")
     found = cards(page)
@@ -200,23 +187,14 @@ def test_a_file_name_with_html_is_shown_literally(page, photographs, tmp_path, n
     assert page.all("img[src=x]") == []
 
 
-# The threshold ----------------------------------------------------------------------------------
-
-
 def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards, photographs, printed):
     page.choose(photographs)
     page.wait("#announcement", "50 inputs")
     scores = np.array([each["score"] for each in printed.values()])
     id_scores = ExportedGuard.open(guards / "small").threshold.id_scores
     own, handle = threshold(page), page.one("#handle")
-    for keys in (
-        [Keys.ARROW_RIGHT] * 3,
-        [Keys.PAGE_UP] * 2,
-        [Keys.ARROW_DOWN],
-        [Keys.HOME],
-        [Keys.PAGE_UP],
-        [Keys.END],
-    ):
+    page_up = [Keys.PAGE_UP]
+    for keys in ([Keys.ARROW_RIGHT] * 3, page_up * 2, [Keys.ARROW_DOWN], [Keys.HOME], page_up, [Keys.END]):
         before = threshold(page)
         handle.send_keys(*keys)
         value = threshold(page)
@@ -226,8 +204,7 @@ def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards
         assert effect(page, "Recent inputs flagged") == f"{(scores < value).sum()} of 50"
         changed = ((scores >= value) != (scores >= own)).sum()
         assert effect(page, "Decisions changed").split()[0] == str(changed)
-        would = sum(tag.startswith("would be") for _, tag, _ in cards(page))
-        assert would == changed
+        assert sum(tag.startswith("would be") for _, tag, _ in cards(page)) == changed
         assert "keeps" in handle.get_attribute("aria-valuetext")
     page.wait("#verdict .trial", "would still be rejected")
     page.one("#reset").click()
@@ -260,8 +237,7 @@ def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
         shares = page.script(
             "return arguments[1].map((value) => keptShare(arguments[0], value))", record, tried.tolist()
         )
-        exact = [(scores >= value).mean() for value in tried]
-        assert shares == pytest.approx(exact, abs=0.006)
+        assert shares == pytest.approx([(scores >= value).mean() for value in tried], abs=0.006)
         value = page.script("return thresholdKeeping(arguments[0], 0.9)", record)
         assert (scores >= value).mean() == pytest.approx(0.9, abs=0.006)
 
@@ -295,9 +271,6 @@ def test_a_threshold_is_saved_with_the_token_only(browser, guards, photographs, 
         browser.choose([photographs[0]])
         browser.wait("#verdict", photographs[0].name, "The score")
         assert "wrong" not in browser.script("return JSON.stringify({...sessionStorage})")
-
-
-# Why, and over time -----------------------------------------------------------------------------
 
 
 def test_why_shows_what_dice_keeps_and_what_each_member_says(page, guards, photographs):
@@ -343,14 +316,11 @@ def test_the_rate_is_drawn_with_its_limits_and_follows_the_stream(page, photogra
     assert page.violations() == []
 
 
-# For everybody ----------------------------------------------------------------------------------
-
-
 def test_no_state_of_the_page_is_inaccessible_in_either_theme(page, photographs, tmp_path):
     (tmp_path / "garbage.jpg").write_bytes(b"no picture")
 
     def check(state):
-        for width in WIDTHS:
+        for width in (390, 1280):
             for dark in (False, True):
                 page.look(width, dark=dark)
                 assert page.violations() == [], (state, width, dark)

@@ -12,11 +12,12 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from support.serving import photo
+from support.serving import JSON, photo
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+UNUSUAL = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+QUIET = settings(deadline=None, database=None, suppress_health_check=UNUSUAL, phases=[Phase.generate])
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +25,11 @@ def schema(server):
     return schemathesis.openapi.from_url(f"{server.address}/openapi.json")
 
 
-ROUTES = {
-    "GET /v2": 1,
-    "GET /v2/health/live": 1,
-    "GET /v2/health/ready": 1,
-    "GET /metrics": 1,
-    "GET /guards": 1,
-    "GET /guards/{name}/monitor": 5,
-    "GET /v2/models/{name}": 5,
-    "GET /v2/models/{name}/ready": 5,
+ROUTES = {  # and how often each is tried
+    **dict.fromkeys(("GET /v2", "GET /v2/health/live", "GET /v2/health/ready", "GET /metrics", "GET /guards"), 1),
+    **dict.fromkeys(("GET /guards/{name}/monitor", "GET /v2/models/{name}", "GET /v2/models/{name}/ready"), 5),
     "PUT /guards/{name}/threshold": 10,
-    "POST /score": 40,
-    "POST /v2/models/{name}/infer": 40,
+    **dict.fromkeys(("POST /score", "POST /v2/models/{name}/infer"), 40),
 }
 # a request without a body has nothing to get wrong
 TRIES = [(route, mode) for route in ROUTES for mode in (RIGHT, WRONG) if mode is RIGHT or ROUTES[route] >= 10]
@@ -49,17 +43,10 @@ def test_every_route_is_tried(schema):
 @pytest.mark.parametrize(("route", "mode"), TRIES)
 def test_answers_are_as_described(schema, server, route, mode):
     method, path = route.split()
-    operation = schema[path][method]
 
     @seed(0)
-    @settings(
-        max_examples=ROUTES[route],
-        deadline=None,
-        database=None,
-        suppress_health_check=QUIET,
-        phases=[Phase.generate],
-    )
-    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(QUIET, max_examples=ROUTES[route])
+    @given(case=schema[path][method].as_strategy(generation_mode=mode))
     def ask(case):
         if "name" in case.path_parameters and len(str(case.path_parameters["name"])) % 2:
             case.path_parameters["name"] = "vectors"
@@ -71,12 +58,14 @@ def test_answers_are_as_described(schema, server, route, mode):
 
 def test_ordinary_answers_are_as_described(schema, server):
     """What random requests hardly reach: results, explanations, a monitor with inputs, tensors."""
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [[[[1, 2, 3]]]]}
+    body = json.dumps({"id": "1", "inputs": [tensor]}).encode()
     for path, reply in [
         ("/score", server.score(photo(), "?guard=ensemble&explain=1")),
         ("/score", server.score_files([("a.png", photo()), ("b.png", b"x")], "?guard=ensemble")),
         ("/score", server.score_json({"inputs": {"pixels": [[[[1, 2, 3]]]]}}, "?guard=cifar10-small")),
         ("/guards/{name}/monitor", server.get("/guards/ensemble/monitor")),
-        ("/v2/models/{name}/infer", infer(server)),
+        ("/v2/models/{name}/infer", server.ask("POST", "/v2/models/ensemble/infer", body, JSON)),
     ]:
         assert reply.status == 200
         method = "GET" if path.endswith("monitor") else "POST"
@@ -84,9 +73,3 @@ def test_ordinary_answers_are_as_described(schema, server):
             200, {"content-type": ["application/json"]}, reply.body, request=None, elapsed=0.0, verify=False
         )
         schema[path][method].validate_response(response)
-
-
-def infer(server):
-    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [[[[1, 2, 3]]]]}
-    body = json.dumps({"id": "1", "inputs": [tensor]}).encode()
-    return server.ask("POST", "/v2/models/ensemble/infer", body, {"Content-Type": "application/json"})

@@ -5,11 +5,11 @@ import json
 import random
 import statistics
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from support.images import noise
-from support.serving import BOUNDARY, JPEG, JSON, form, in_parallel, photo, serving
+from support.serving import JPEG, JSON, form, in_parallel, photo, serving
 
 pytestmark = pytest.mark.soak
 GROWTH = 16  # megabytes that the process may grow by after the first half
@@ -23,31 +23,18 @@ def server(guards):
         yield running
 
 
-class Client:
-    """A connection that is kept open, and opened again after an answer that closed it."""
-
-    def __init__(self, server):
-        self.server = server
-        self.connection = None
-
-    def close(self):
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-
-    def post(self, path, body, headers):
-        for _ in range(2):
-            if self.connection is None:
-                self.connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
-            try:
-                self.connection.request("POST", path, body, headers)
-                answer = self.connection.getresponse()
-                answer.read()
-            except (OSError, http.client.HTTPException):  # closed by the server after a refusal, or mid-upload
-                self.close()
-            else:
-                return answer.status
-        return None
+def post(connection, path, body, headers):
+    """The status of the answer, on a new connection if the server closed this one after a refusal or mid-upload."""
+    for _ in range(2):
+        try:
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()  # and opened again by the next request
+        else:
+            return answer.status
+    return None
 
 
 def requests_of_all_kinds():
@@ -80,10 +67,10 @@ def run_clients(server, requests, choose):
 
     def work(number):
         chosen, found = random.Random(number), []
-        with closing(Client(server)) as client:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
             for _ in range(requests // CLIENTS):
                 path, body, headers, *expected = choose(chosen, kinds)
-                found.append((expected, client.post(path, body, headers), server.memory()))
+                found.append((expected, post(connection, path, body, headers), server.memory()))
         return found
 
     done = in_parallel(CLIENTS, work)
@@ -112,15 +99,8 @@ def random_body(chosen, kinds):
         for _ in range(chosen.randrange(20)):
             changed[chosen.randrange(len(changed))] = chosen.randrange(256)
         body = bytes(changed) * chosen.choice([1, 1, 1, 2])
-    types = [
-        *headers.values(),
-        "image/png",
-        "application/json",
-        "text/plain",
-        "",
-        f"multipart/form-data; boundary={BOUNDARY}",
-    ]
     if chosen.random() < 0.3:
+        types = *headers.values(), "image/png", "application/json", "text/plain", "", form([])[1]["Content-Type"]
         headers = {"Content-Type": chosen.choice(types)}
     if chosen.random() < 0.1:
         headers = {**headers, "Inference-Header-Content-Length": str(chosen.randrange(-5, 400))}
@@ -141,19 +121,12 @@ def test_random_bodies(server):
 def test_half_open_connections(server):
     """Two hundred connections that say nothing or stop half-way hinder nobody, and are closed."""
     begun = [b"", b"POST /score HTTP/1.1\r\nX: ", b"POST /nowhere HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
-    connections = [server.connect() for _ in range(200)]
-    try:
+    with ExitStack() as stack:
+        connections = [stack.enter_context(server.connect()) for _ in range(200)]
         for number, connection in enumerate(connections):
             connection.sendall(begun[number % len(begun)])
         for number in range(20):
             assert server.score(photo(number), "?guard=cifar10-small").status == 200
         assert server.get("/v2/health/ready").status == 200
-        closed = in_parallel(len(connections), lambda number: read_to_the_end(connections[number]))
+        closed = in_parallel(len(connections), lambda number: connections[number].makefile("rb").read())
         assert all(isinstance(each, bytes) for each in closed), "closed by the server, not by our patience"
-    finally:
-        for connection in connections:
-            connection.close()
-
-
-def read_to_the_end(connection):
-    return b"".join(iter(lambda: connection.recv(10_000), b""))

@@ -5,7 +5,7 @@ import json
 import resource
 import signal
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from oodles.monitor import Monitor
 MONITOR = "/guards/images/monitor"
 
 
-def load(server, ends, answered):
-    while not ends.is_set():
-        try:
-            if server.score(photo(len(answered) % 7)).status == 200:
-                answered.append(True)
-        except (OSError, http.client.HTTPException):  # it was killed
-            return
+def load(server):
+    """How many requests are answered until the server is killed."""
+    answered = 0
+    with suppress(OSError, http.client.HTTPException):
+        while True:
+            answered += server.score(photo(answered % 7)).status == 200
+    return answered
 
 
 @pytest.mark.slow
@@ -32,24 +32,18 @@ def test_killed_under_load_and_started_again(guards, tmp_path):
     """The state is a valid file, with at least what the last flush had and at most what was sent."""
     state = tmp_path / "state" / "images.monitor.json"
     arguments = (guards / "images.zip", "--state", state.parent)
-    ends, answered = threading.Event(), []
-    with serving(*arguments) as server:
-        threads = [threading.Thread(target=load, args=(server, ends, answered)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+    with ThreadPoolExecutor(3) as pool, serving(*arguments) as server:
+        clients = [pool.submit(load, server) for _ in range(3)]
         until(state.exists)
         flushed = json.loads(state.read_text())["inputs"]
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-        for thread in threads:
-            thread.join()
     assert flushed > 0
     guard = ExportedGuard.open(guards / "images.zip")
     kept = Monitor.load(state, threshold=guard.threshold, classes=guard.class_names, guard=guard.identity)
-    assert flushed <= kept.inputs <= len(answered) + len(threads)
+    assert flushed <= kept.inputs <= sum(client.result() for client in clients) + len(clients)
     with serving(*arguments) as server:
         known = server.get(MONITOR).json
-        assert known["inputs"] == kept.inputs
-        assert known["rejected"] == kept.rejected
+        assert (known["inputs"], known["rejected"]) == (kept.inputs, kept.rejected)
         assert server.score(photo()).status == 200
         assert server.stop() == 0, "and what is new is saved at the end"
     assert json.loads(state.read_text())["inputs"] == kept.inputs + 1
@@ -68,8 +62,7 @@ def test_a_full_disk_for_the_state(guards, tmp_path):
 
     with serving(guards / "images.zip", "--state", tmp_path / "state", prepare=full) as server:
         assert server.score(photo()).status == 200
-        line = server.wait_for("state not saved")
-        assert "cannot be written" in line["error"]
+        assert "cannot be written" in server.wait_for("state not saved")["error"]
         assert server.metric('oodles_failures_total{kind="state"}') >= 1
         assert server.get("/v2/health/ready").status == 200
         assert server.score(photo()).status == 200
@@ -78,17 +71,16 @@ def test_a_full_disk_for_the_state(guards, tmp_path):
     assert not list((tmp_path / "state").iterdir())
 
 
-@pytest.mark.parametrize("name", ["/dev/full", "closed"])
+@pytest.mark.parametrize("name", ["full", "closed"])
 def test_a_log_that_cannot_be_written(guards, name):
     """Standard error is a full disk, or a pipe that nobody reads any more."""
     arguments = command(guards / "images.zip", "--port", 0)
-    if name == "closed":
-        process = subprocess.Popen(arguments, stderr=subprocess.PIPE, env=environment(), text=True)
+    with Path("/dev/full").open("w") as full:
+        log = full if name == "full" else subprocess.PIPE
+        process = subprocess.Popen(arguments, stderr=log, env=environment(), text=True)
+    if process.stderr is not None:
         process.stderr.close()
-    else:
-        with open(name, "w") as full:  # noqa: PTH123
-            process = subprocess.Popen(arguments, stderr=full, env=environment(), text=True)
-    server = Server(process, read_log=False)
+    server = Server(process)
     try:
         server.address = f"http://127.0.0.1:{until(lambda: listening_port(process.pid))}"
         before = server.metric('oodles_failures_total{kind="log"}')
@@ -97,8 +89,7 @@ def test_a_log_that_cannot_be_written(guards, name):
         assert server.metric('oodles_failures_total{kind="log"}') >= before + 5
         assert server.stop() == 0
     finally:
-        process.kill()
-        process.wait()
+        server.stop(signal.SIGKILL)
 
 
 def listening_port(pid):

@@ -1,13 +1,12 @@
 """Guards that show every part of the service's page."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 from support.exported_guards import export as export_small
 
 import oodles as ood
+from oodles.cli.guards import GuardOptions, load_with_model
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
@@ -19,8 +18,7 @@ ROWS = 800  # of training and of calibration images
 
 def export_guards(data: Path, folder: Path) -> Path:
     """Export the shipped guard, DICE and the default on the shipped network, and one that takes vectors."""
-    command = [sys.executable, "-m", "oodles", "export", "--out", str(folder / "small")]
-    subprocess.run(command, check=True, capture_output=True)
+    load_with_model(None, GuardOptions()).export(folder / "small")
     network = load("cifar10-small")
     images = {part: open_images(data / "cifar10-jpeg.zip" / part).sample(ROWS, 0) for part in ("train", "test")}
     train = ood.extract(network, ImageLoader(images["train"], CIFAR))

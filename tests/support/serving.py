@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -26,10 +27,10 @@ import oodles
 PATIENCE = 60  # seconds, on a machine that does other things as well
 TOKEN = "a-token-for-the-tests"  # noqa: S105
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
-OURS = (sys.executable, "-m", "oodles")
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}
 BOUNDARY = "a-boundary-that-no-image-contains"
+Prepare = Callable[[], None] | None
 
 
 class Reply(NamedTuple):
@@ -54,6 +55,9 @@ class Reply(NamedTuple):
         assert len(line.splitlines()) == 1
         return line
 
+    def refuses(self, status: int, words: str = "") -> bool:
+        return self.status == status and words in self.error
+
     @property
     def result(self) -> dict[str, Any]:
         """The result of a request with one input."""
@@ -66,55 +70,45 @@ class Reply(NamedTuple):
 class Server:
     """A running service: ``process``, where it listens, and its log so far."""
 
-    def __init__(self, process: "subprocess.Popen[str]", read_log: bool = True) -> None:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.log: list[dict[str, Any]] = []
         self.other_lines: list[str] = []
         self.address = ""
-        self._changed = threading.Condition()
-        if read_log:
-            threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            with self._changed:
-                try:
-                    self.log.append(json.loads(line))
-                except ValueError:
-                    self.other_lines.append(line)
-                self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
+            try:
+                self.log.append(json.loads(line))
+            except ValueError:
+                self.other_lines.append(line)
+
+    def begin(self) -> None:
+        """Read the log from now on, and wait until the service is ready."""
+        self.reader.start()
+        self.address = self.wait_for("listening")["address"]
+        self.wait_for("ready")
 
     def wait_for(self, event: str, *, known: int = 0, **fields: Any) -> dict[str, Any]:
         """The first line of the log with this event and these fields, after ``known`` lines."""
+        wanted = {"event": event, **fields}
 
-        def found() -> dict[str, Any] | None:
-            wanted = {"event": event, **fields}
-            return next((line for line in self.log[known:] if wanted.items() <= line.items()), None)
+        def found() -> list[dict[str, Any]]:
+            more = self.reader.is_alive()
+            lines = [line for line in self.log[known:] if wanted.items() <= line.items()]
+            assert lines or more, f"no {wanted} in {self.log[-20:]} {self.other_lines}"
+            return lines
 
-        with self._changed:
-            self._changed.wait_for(lambda: found() or self.process.poll() is not None, PATIENCE)
-            line = found()
-        assert line is not None, f"no {event} {fields} in {self.log[-20:]} {self.other_lines}"
-        return line
+        return dict(until(found, f"no {wanted}")[0])
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Send one request on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-        try:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
             return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
 
     def get(self, path: str, **headers: str) -> Reply:
         return self.ask("GET", path, headers=headers)
@@ -140,11 +134,7 @@ class Server:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) // 1024
 
     def connect(self) -> socket.socket:
-        return socket.create_connection((self.host, self.port), timeout=PATIENCE)
-
-    @property
-    def host(self) -> str:
-        return str(urlsplit(self.address).hostname)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     @property
     def port(self) -> int:
@@ -158,7 +148,7 @@ class Server:
 
 
 def command(*arguments: object) -> list[str]:
-    return [*OURS, "serve", *map(str, arguments)]
+    return [sys.executable, "-m", "oodles", "serve", *map(str, arguments)]
 
 
 def environment(**others: str) -> dict[str, str]:
@@ -167,44 +157,28 @@ def environment(**others: str) -> dict[str, str]:
     return {**known, "PYTHONPATH": str(Path(oodles.__file__).parents[1]), "OMP_NUM_THREADS": "1", **others}
 
 
-@contextmanager
-def serving(*arguments: object, prepare: Callable[[], None] | None = None, **others: str) -> Iterator[Server]:
+def serving(*arguments: object, prepare: Prepare = None, **others: str) -> AbstractContextManager[Server]:
     """Start ``oodles serve`` on a free port and wait until it is ready; ``others`` are variables of its environment.
 
     ``prepare`` is called in the new process before it begins.
     """
-    with running(command("--port", 0, *arguments), environment(**others), prepare) as server:
-        yield server
+    return running(command("--port", 0, *arguments), environment(**others), prepare)
 
 
 @contextmanager
 def running(
-    started: Sequence[object],
-    variables: Mapping[str, str],
-    prepare: Callable[[], None] | None = None,
-    folder: Path | None = None,
+    started: Sequence[object], variables: Mapping[str, str], prepare: Prepare = None, folder: Path | None = None
 ) -> Iterator[Server]:
     """The server that a command starts, with nothing but these variables in its environment."""
-    process = subprocess.Popen(
-        [str(part) for part in started],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(variables),
-        preexec_fn=prepare,
-        cwd=folder,
-    )
-    server = Server(process)
-    try:
-        server.address = server.wait_for("listening")["address"]
-        server.wait_for("ready")
-        yield server
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(PATIENCE)
-        with suppress(OSError):
-            assert process.stderr is not None
-            process.stderr.close()
+    options = {"text": True, "env": dict(variables), "preexec_fn": prepare, "cwd": folder}
+    with subprocess.Popen([*map(str, started)], stderr=subprocess.PIPE, **options) as process:
+        server = Server(process)
+        try:
+            server.begin()
+            yield server
+        finally:
+            server.stop(signal.SIGKILL)
+            server.reader.join(PATIENCE)
 
 
 # What is sent -------------------------------------------------------------------------------------
@@ -218,9 +192,8 @@ anything = st.recursive(
 
 
 def encoded(picture: "np.ndarray[Any, Any] | Image.Image", kind: str = "PNG", **options: Any) -> bytes:
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -232,31 +205,17 @@ def photo(seed: int = 0, size: tuple[int, int] = (40, 30), kind: str = "PNG", **
 
 def form(files: Sequence[tuple[str, bytes]]) -> tuple[bytes, dict[str, str]]:
     """A form with files as browsers send it, and its content type."""
-    parts = []
-    for name, content in files:
-        shown = name.replace('"', "%22")
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n\r\n'
-        parts.append(head.encode() + content + b"\r\n")
-    whole = b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+    head = '--{}\r\nContent-Disposition: form-data; name="file"; filename="{}"\r\n\r\n'
+    parts = [head.format(BOUNDARY, name.replace('"', "%22")).encode() + content + b"\r\n" for name, content in files]
+    whole = b"".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
     return whole, {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """The results of ``work(0)``, ..., each in a thread of its own; an exception is a result."""
-    results: list[Any] = [None] * count
-
-    def run(number: int) -> None:
-        try:
-            results[number] = work(number)
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10 * PATIENCE)
-    return results
+    """The results of ``work(0)``, ..., at the same time; an exception is a result."""
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(work, number) for number in range(count)]
+    return [future.exception() or future.result() for future in futures]
 
 
 def until(holds: Callable[[], Any], what: str = "it never came") -> Any:
@@ -304,8 +263,7 @@ def export_guards(folder: Path) -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = nn.Embedding(20, 8)
-            self.fc = nn.Linear(8, 3)
+            self.embedding, self.fc = nn.Embedding(20, 8), nn.Linear(8, 3)
 
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return self.fc(torch.relu(self.embedding(input_ids).mean(dim=1)))

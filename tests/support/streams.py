@@ -8,14 +8,13 @@ without the others.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from oodles.calibration import threshold_rank
+from oodles.calibration import Threshold, threshold_rank
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
 from oodles.monitor.evidence import SMALL_P, Bets, detect, mean_over_bets
 
@@ -24,11 +23,15 @@ Array = npt.NDArray[Any]
 SHIFT = 3.0  # standard deviations that the scores of simulated OOD inputs are below those of ID inputs
 
 
-@dataclass(frozen=True)
-class Calibrations:
+def said_of(scores: Floats, threshold: Threshold) -> dict[str, Array]:
+    """What a guard says about inputs with these scores, as the arguments of ``observe``."""
+    label = np.zeros(len(scores), dtype=np.int64)
+    return {"score": scores, "p_value": threshold.p_values(scores), "label": label, "is_id": threshold.is_id(scores)}
+
+
+class Calibrations(NamedTuple):
     """Many calibration sets of one size: the ranks of the scores that decide, one row per set."""
 
-    size: int
     rejection: Floats  # (streams, 1)
     small_p: Floats  # (streams, len(SMALL_P))
 
@@ -36,12 +39,13 @@ class Calibrations:
 def calibrations(size: int, streams: int, generator: np.random.Generator, id_rate: float = 0.95) -> Calibrations:
     """Order statistics of uniform numbers, whose spacings are those of a sum of exponential ones."""
     rank = threshold_rank(size, id_rate)
-    ranks = sorted({rank, *(math.floor(level * (size + 1) + 1e-9) for level in SMALL_P)})
+    of_levels = [math.floor(level * (size + 1) + 1e-9) for level in SMALL_P]
+    ranks = sorted({rank, *of_levels})
     gaps = np.diff([0, *ranks, size + 1])
     sums = np.cumsum(generator.gamma(np.broadcast_to(gaps, (streams, len(gaps)))), axis=1)
     found = {each: sums[:, place] / sums[:, -1] for place, each in enumerate(ranks)}
-    levels = [found[math.floor(level * (size + 1) + 1e-9)] for level in SMALL_P]
-    return Calibrations(size, found[rank][:, None], np.stack(levels, axis=1))
+    levels = [found[each] for each in of_levels]
+    return Calibrations(found[rank][:, None], np.stack(levels, axis=1))
 
 
 def ranks_of(generator: np.random.Generator, streams: int, contamination: float) -> Floats:
@@ -60,8 +64,7 @@ def bets_of(size: int, error: float, id_rate: float = 0.95) -> dict[str, Bets]:
     return {"rejections": Bets((upper,)), "p_values": Bets(tuple(min(1.0, level + margin) for level in SMALL_P))}
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Per stream: the first alarm (inf if there is none), the number of alarms, and the largest log wealth."""
 
     first: Floats
