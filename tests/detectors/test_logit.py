@@ -239,7 +239,6 @@ OF_ITS_OWN = "has a shape or a score of its own"  # which would count is not obv
         ({"sparsify": DICE(score=msp)}, OF_ITS_OWN),
         ({"sparsify": DICE(shape=ReAct())}, OF_ITS_OWN),
     ],
-    ids=str,
 )
 def test_stages_in_the_wrong_place_are_refused(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ArgumentError, match=complaint):
