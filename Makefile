@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# one process more than cores, because some tests wait for others; with one thread each, or they would slow each other down
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1)
+# one process per core, with one thread each: threads of several processes would slow each other down
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # The later interpreters that `make check-more` tries.
 PYTHONS ?= $(wildcard /usr/bin/python3.1[2-9] /usr/local/bin/python3.1[2-9] $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python)
 # What some studies need beside the extra `dev`.
