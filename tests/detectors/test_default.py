@@ -13,7 +13,7 @@ from reference import ensemble as slow
 from support.ensembles import extracted, fit_in_parts, with_labels, with_predicted_labels
 
 from oodles.deploy.saving import load_detector, save_detector
-from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse
+from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse, support
 from oodles.detectors.arguments import describe
 from oodles.detectors.ensemble import MIN_ROWS
 from oodles.errors import ArgumentError, DataError, FitWarning
@@ -43,21 +43,25 @@ def scores(fitted: DefaultEnsemble) -> torch.Tensor:
 # What it consists of --------------------------------------------------------------------------------
 
 
-def test_the_default_detector_is_the_default_ensemble_of_its_members(scores: torch.Tensor) -> None:
+def test_the_default_detector_is_the_default_ensemble_of_its_members(fitted: DefaultEnsemble) -> None:
     assert type(default_detector()) is DefaultEnsemble
     assert DefaultEnsemble().spec == "default"
     assert type(parse("default")) is DefaultEnsemble
-    assert tuple(member.spec for member in DefaultEnsemble().fit(WHOLE).scoring_members()) == default.MEMBERS
     assert DefaultEnsemble().detectors == default.MEMBERS
-    members = ("react_scale_dice", "scale(85)", "she", "pnml", "knn(5, 2000)", "vim")
+    members = ("react_scale_dice", "react_scale_dice", "vim", "knn(5, 2000)", "mahalanobis(floor=1e-8)")
     assert tuple(parse(text).spec for text in members) == default.MEMBERS
+    used = list(dict.fromkeys((*default.MEMBERS, *support.CHECKS)))
+    assert [member.spec for member in fitted.scoring_members()] == used, "the first one once, although it counts twice"
     labelled = with_predicted_labels(WHOLE)
     rest, held_out = slow.split(labelled)
     assert MIN_ROWS <= len(held_out) < len(WHOLE) // 3
-    fitted = [parse(text).fit(rest) for text in members]
-    np.testing.assert_allclose(scores, slow.scores(fitted, held_out, labelled, "fisher"), rtol=1e-4, atol=1e-4)
-    by_hand = RankEnsemble(detectors=members, reduction="fisher").fit(labelled)
-    assert torch.equal(by_hand.score(WHOLE), scores)
+    parts, checks = ([parse(text).fit(rest) for text in texts] for texts in (members, support.CHECKS))
+    test = Features(torch.cat([WHOLE.embedding, 3 * WHOLE.embedding]), head=WHOLE.head)
+    want = slow.scores(parts, held_out, test, "fisher", checks)
+    assert min(want) < -30, "checks matter"
+    np.testing.assert_allclose(fitted.score(test), want, rtol=1e-3, atol=1e-3)
+    by_hand = RankEnsemble(detectors=members, reduction="fisher", checks=support.CHECKS).fit(labelled)
+    assert torch.equal(by_hand.score(test), fitted.score(test))
 
 
 def test_its_first_member_is_react_scale_dice() -> None:
@@ -103,11 +107,13 @@ def test_held_out_rows_change_the_reference_scores_and_nothing_else() -> None:
 def test_at_most_this_many_held_out_rows_are_ranked_against(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = slow.keys_of(WHOLE)
     held_out = sorted((place for place, key in enumerate(keys) if key % 1000 < 200), key=lambda place: keys[place])
-    members = DefaultEnsemble().fit(WHOLE).scoring_members()
+    whole = DefaultEnsemble().fit(WHOLE)
+    members = {member.spec: member for member in whole.scoring_members()}
+    counted, checks = ([members[spec] for spec in specs] for specs in (whole.detectors, whole.checks))
     monkeypatch.setattr("oodles.detectors.ensemble.MAX_ROWS", 20)
     assert len(held_out) > 20
     got = fit_in_parts(DefaultEnsemble(), WHOLE.batches(9)).score(WHOLE)
-    want = slow.scores(members, WHOLE[held_out[:20]], WHOLE, "fisher")
+    want = slow.scores(counted, WHOLE[held_out[:20]], WHOLE, "fisher", checks)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -172,14 +178,15 @@ def test_scores_are_finite(name: str) -> None:
 def test_warnings_say_what_was_left_out() -> None:
     with pytest.warns(FitWarning, match="default leaves out vim: .* mean largest logit"):
         detector = DefaultEnsemble().fit(UNUSUAL["logits of zero"])
-    assert [member.spec for member in detector.scoring_members()] == list(default.MEMBERS[:-1])
+    left = [member.spec for member in detector.scoring_members()]
+    assert left == [spec for spec in dict.fromkeys((*default.MEMBERS, *support.CHECKS)) if spec != "vim"]
     with pytest.warns(FitWarning, match="held out only 5 rows"):
         DefaultEnsemble().fit(example_features(30, 12, 4))
 
 
 IMPOSSIBLE = {
-    "3 rows": (example_features(3, 12, 4), "was given 3 rows; it needs at least 20"),
-    "one row": (example_features(1, 12, 4), "was given 1 rows; it needs at least 20"),
+    "3 rows": (example_features(3, 12, 4), "3 rows; it needs at least 20"),
+    "one row": (example_features(1, 12, 4), "1 rows; it needs at least 20"),
     "dead embeddings": (Features(torch.zeros_like(ROWS), head=HEAD), "held out all 240 rows"),
     "embeddings too large to square": (
         Features(ROWS * 1e30, head=Head(HEAD.weight * 1e-30, HEAD.bias)),
@@ -243,51 +250,13 @@ def test_a_saved_one_keeps_its_members_if_the_default_members_change(tmp_path, m
     assert parse(loaded.spec).detectors == members, "its text names the members now"
 
 
-@pytest.mark.parametrize("name", ["reference_", "members.0.weight_", "members.5.outside_"])
+@pytest.mark.parametrize("name", ["reference_", "members.0.weight_", "members.1.outside_"])
 def test_a_file_that_lacks_a_buffer_is_refused(name: str, tmp_path: Path) -> None:
     detector = DefaultEnsemble().fit(WHOLE)
     *path, buffer = name.split(".")
     setattr(detector.get_submodule(".".join(path)), buffer, None)
     with pytest.raises(ArgumentError, match=f"cannot be saved: .*{buffer} missing"):
         save_detector(detector, tmp_path / "saved")
-
-
-# Signed embeddings ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def signed() -> Features:
-    return Features(ROWS - ROWS.mean(dim=0), head=HEAD)
-
-
-def test_members_depend_on_whether_activations_are_negative(signed: Features, tmp_path: Path) -> None:
-    detector = DefaultEnsemble().fit(signed)
-    assert {member.spec for member in detector.scoring_members()} == set(default.SIGNED_MEMBERS)
-    labelled = with_predicted_labels(signed)
-    by_hand = RankEnsemble(detectors=default.SIGNED_MEMBERS, reduction="fisher").fit(labelled)
-    torch.testing.assert_close(detector.score(signed), by_hand.score(labelled))
-    assert detector.spec == "default"
-    save_detector(detector, tmp_path / "saved")
-    assert torch.equal(load_detector(tmp_path / "saved").score(signed), detector.score(signed))
-    usual = DefaultEnsemble().fit(WHOLE).score(WHOLE)
-    assert torch.equal(detector.fit(WHOLE).score(WHOLE), usual), "another fit starts anew"
-
-
-@pytest.mark.parametrize(("share", "signed"), [(0.0, False), (0.04, False), (0.06, True), (0.5, True)])
-def test_a_few_negative_activations_do_not_make_an_embedding_signed(share: float, signed: bool) -> None:
-    embedding = torch.ones(100, 10)
-    embedding.view(-1)[: round(1000 * share)] = -1
-    assert default.is_signed(embedding) == signed
-
-
-def test_members_for_signed_embeddings_can_be_given_or_left_out(signed: Features) -> None:
-    given = DefaultEnsemble(detectors=("msp", "knn(3)"), signed=("energy", "gen")).fit(signed)
-    assert [member.spec for member in given.scoring_members()] == ["energy", "gen"]
-    assert parse(given.spec).spec == given.spec
-    alone = DefaultEnsemble(detectors=("msp", "knn(3)"), signed=()).fit(signed)
-    assert [member.spec for member in alone.scoring_members()] == ["msp", "knn(k=3)"]
-    with pytest.raises(ArgumentError, match=r"signed=\('energy',\): an ensemble needs at least two"):
-        DefaultEnsemble(signed=("energy",))
 
 
 # What features without a head, or of a multi-label model, are given --------------------------------
@@ -310,6 +279,7 @@ def test_the_default_depends_on_what_the_features_hold() -> None:
         assert detector.detectors == tuple(parse(text).spec for text in members)
     embeddings = Features(WHOLE.embedding, logits=WHOLE.logits)
     assert default_detector(embeddings).detectors == default.LOGIT_MEMBERS, "no head, no DICE"
+    assert default_detector(embeddings).checks == support.CHECKS
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

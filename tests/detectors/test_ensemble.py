@@ -275,7 +275,12 @@ def unusual_members() -> list[Detector]:
 
 def test_every_argument_of_every_member_survives_saving(tmp_path: Path) -> None:
     ensemble = RankEnsemble(detectors=unusual_members(), reduction="min", holdout=0.3)
-    assert ensemble.arguments() == {"detectors": tuple(ensemble.members), "reduction": "min", "holdout": 0.3}
+    assert ensemble.arguments() == {
+        "detectors": tuple(ensemble.members),
+        "reduction": "min",
+        "holdout": 0.3,
+        "checks": (),
+    }
     features = with_passes(ensemble, WHOLE)
     ensemble.fit(features).tune(features)
     save_detector(ensemble, tmp_path / "saved")

@@ -244,14 +244,16 @@ def test_neighbours_are_the_training_rows_with_the_largest_cosines():
     every = [(row / np.linalg.norm(row)).tolist() for row in train.embedding.double().numpy()]
     for row, explanation in enumerate(explain(detector, test, classes=names, train=train)):
         own = test.embedding[row].double().numpy()
-        cosines = [float(own @ kept / np.linalg.norm(own)) for kept in detector.bank_.double().numpy()]
+        cosines = [float(own @ kept / np.linalg.norm(own)) for kept in detector.kept_rows().numpy()]
         order = sorted(range(40), key=lambda place: -cosines[place])[:7]
         found = only(explanation).neighbours
         assert [each.index for each in found] == order
         assert [each.similarity for each in found] == pytest.approx([cosines[place] for place in order], abs=1e-6)
-        assert found[-1].similarity == pytest.approx(explanation.score, abs=1e-6), "KNN's score is its k-th cosine"
+        assert found[-1].similarity == pytest.approx(1 + explanation.score, abs=1e-6), (
+            "KNN's score is its k-th cosine - 1"
+        )
         for each in found:
-            np.testing.assert_allclose(every[each.train_row], detector.bank_[each.index], atol=1e-6)
+            np.testing.assert_allclose(every[each.train_row], detector.kept_rows()[each.index], atol=1e-6)
             assert each.label == int(train.labels[each.train_row])
             assert each.class_name == names[each.label]
 
@@ -266,8 +268,8 @@ def test_training_rows_are_recognised_across_batches_precisions_and_among_nearly
     assert len(list(train.batches())) > 1
     for finding in map(only, explain(detector, train[::50], train=train)):
         for each in finding.neighbours:
-            want = torch.nn.functional.normalize(train.embedding[each.train_row], dim=0)
-            assert torch.equal(want, detector.bank_[each.index]), "the very row, and none that is nearly equal"
+            distances = torch.nn.functional.normalize(near.double(), dim=1) - detector.kept_rows()[each.index]
+            assert int(distances.norm(dim=1).argmin()) == each.train_row, "the very row, and none that is nearly equal"
     spread = example_features(80, 16, 3)
     spread.save(tmp_path / "half", dtype=torch.float16)
     detector, half = KNN(k=4).fit(spread), Features.load(tmp_path / "half")
@@ -327,7 +329,10 @@ def test_every_detector_is_explained(detector):
         record = json.loads(json.dumps(each.as_record(), allow_nan=False))
         assert record["is_id"] is each.is_id
         assert record["score"] == each.score
-        assert len(record["findings"]) == len(each.findings) == len(members)
+        assert len(record["findings"]) == len(each.findings)
+        assert [part.spec for part in members if not part.spec.startswith("support")] == sorted(
+            (found.spec for found in each.findings), key=[part.spec for part in members].index
+        ), "checks say nothing of ordinary inputs"
         decision = "Accepted as in-distribution" if each.is_id else "Rejected as out-of-distribution"
         assert str(each).startswith(decision)
         assert f"\nPredicted: {each.class_name}" in str(each)
@@ -401,7 +406,7 @@ def test_embeddings_alone_are_enough_for_a_detector_of_embeddings(features):
     (explanation,) = explain(KNN(k=3).fit(embeddings), embeddings[:1], train=embeddings)
     assert explanation.label is explanation.is_id is None
     assert only(explanation).neighbours[0].train_row == 0
-    assert str(explanation).startswith("Not decided: the score is 0.")
+    assert str(explanation).startswith("Not decided: the score is -0.")
     assert "Predicted" not in str(explanation)
 
 
@@ -468,9 +473,12 @@ def test_the_text_of_a_rejected_input_names_detectors_units_and_training_rows(de
     name = names[explanation.label]
     assert lines[0].startswith("Rejected as out-of-distribution: the score -")
     assert lines[1] == f"Predicted: {name}"
-    assert "mean logarithm of the ranks" in lines[2]
+    assert lines[2].startswith("It is far from all training inputs")
+    assert "mean logarithm of the ranks" in lines[3]
+    checks = [line for line in lines if line.startswith("  p < 0.01  support")]
+    assert checks
     members = [line for line in lines if line.startswith("  p ")]
-    assert len(members) == len(detector.scoring_members())
+    assert len(members) == len({*detector.detectors}) + len(checks)
     assert members[0].startswith(f"  p < 0.01  {explanation.findings[0].spec}: score ")
     near = next(line for line in lines if "nearest training rows" in line)
     assert near.count(", row ") == 5

@@ -196,9 +196,8 @@ def unit_row(h: Array) -> Array:
 
 
 def knn(rows: Rows, k: int) -> Array:
-    return np.array(
-        [sorted((float(unit_row(x) @ unit_row(h)) for h in rows.h), reverse=True)[k - 1] for x in rows.test_h]
-    )
+    distances = [sorted(float(np.square(unit_row(x) - unit_row(h)).sum()) for h in rows.h) for x in rows.test_h]
+    return np.array([-each[k - 1] / 2 for each in distances])
 
 
 def nnguide(rows: Rows, k: int) -> Array:

@@ -82,11 +82,28 @@ def reduce(deviations: Sequence[float], reduction: str) -> float:
     return sum(logs if reduction == "fisher" else map(math.exp, logs)) / len(logs)
 
 
-def scores(members: Sequence[Detector], held_out: Features, test: Features, reduction: str) -> list[float]:
-    """The ensemble's scores of ``test``, from members that are fitted already."""
-    references = [member.score(held_out).double().tolist() for member in members]
-    columns = [member.score(test).double().tolist() for member in members]
-    return [
-        reduce([deviation(score, reference) for score, reference in zip(row, references, strict=True)], reduction)
-        for row in zip(*columns, strict=True)
-    ]
+def below(deviations: Sequence[float], limit: float = -4.0) -> float:
+    """What checks add to the score: nothing until they are this far below the median of ID scores."""
+    return sum(min(0.0, float(norm.logcdf(each) - norm.logcdf(limit))) for each in deviations)
+
+
+def scores(
+    members: Sequence[Detector],
+    held_out: Features,
+    test: Features,
+    reduction: str,
+    checks: Sequence[Detector] = (),
+) -> list[float]:
+    """The ensemble's scores of ``test``, from members and checks that are fitted already."""
+    if checks:
+        plain = scores(members, held_out, test, reduction)
+        found = [deviations_of(check, held_out, test) for check in checks]
+        return [score + below(row) for score, row in zip(plain, zip(*found, strict=True), strict=True)]
+    columns = [deviations_of(member, held_out, test) for member in members]
+    return [reduce(row, reduction) for row in zip(*columns, strict=True)]
+
+
+def deviations_of(member: Detector, held_out: Features, test: Features) -> list[float]:
+    """The deviation of each row of ``test`` from the scores of held-out rows."""
+    reference = member.score(held_out).double().tolist()
+    return [deviation(score, reference) for score in member.score(test).double().tolist()]

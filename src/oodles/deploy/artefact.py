@@ -69,10 +69,14 @@ class _Input(Struct, forbid_unknown_fields=True):
 
 
 class _Explanation(Struct, forbid_unknown_fields=True):
-    """What explanations are of: the members of an ensemble or none, and the places of detectors with a sparsifier."""
+    """What explanations are of: the members of an ensemble or none, and the places of detectors with a sparsifier.
+
+    ``limits`` are those of the members that are checks, see :class:`oodles.explanation.findings.Ranks`.
+    """
 
     reduction: Literal["mean", "min", "fisher"] | None
     members: Annotated[list[str], Meta(max_length=1000)]
+    limits: Annotated[list[Finite | None], Meta(max_length=1000)]
     sparsified: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1000)]
 
 
@@ -306,6 +310,7 @@ def _is_consistent(explanation: Record) -> bool:
     """Whether the places are those of members, and only an ensemble has a reduction."""
     places, parts = explanation["sparsified"], len(explanation["members"]) or 1
     in_order = sorted({*places}) == places and all(place < parts for place in places)
+    in_order = in_order and len(explanation["limits"]) == len(explanation["members"])
     return in_order and (explanation["reduction"] is None) == (not explanation["members"])
 
 

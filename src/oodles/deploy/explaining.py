@@ -48,7 +48,7 @@ class Explainer:
             tuple(record["sparsified"]),
             output_names(record),
             record["reduction"],
-            _ranks(artefact, len(members)) if members else None,
+            _ranks(artefact, record["limits"]) if members else None,
         )
 
     def fits(self, shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
@@ -76,18 +76,18 @@ class Explainer:
         return findings_by_row([Part(spec, values, unknown, shown) for spec, values, shown in parts], self.ranks)
 
 
-def _ranks(artefact: Artefact, members: int) -> Ranks:
+def _ranks(artefact: Artefact, limits: Sequence[float | None]) -> Ranks:
     """What the ensemble learned of its members' scores on held-out ID inputs."""
     given = [artefact.arrays.get(name, np.empty(0)) for name in RANKS]
     reference, centre, spread = given
     usable = all(each.dtype.kind == "f" and bool(np.isfinite(each).all()) for each in given) and (
         reference.ndim == 2
-        and reference.shape[0] == members
+        and len(reference) == len(limits)
         and reference.shape[1] >= 2
-        and centre.shape == spread.shape == (members,)
+        and centre.shape == spread.shape == (len(limits),)
         and bool((np.diff(reference, axis=1) >= 0).all())
         and bool((spread > 0).all())
     )
     if not usable:
         raise FileError(f"{artefact.path} has no usable reference scores of its ensemble; export the guard again")
-    return Ranks(reference, centre, spread)
+    return Ranks(reference, centre, spread, limits)

@@ -42,6 +42,7 @@ def described_explanation(detector: Detector, forward: ForwardPass) -> Record:
     return {
         "reduction": detector.reduction if isinstance(detector, RankEnsemble) else None,
         "members": [part.spec for part in parts] if ensemble else [],
+        "limits": detector.limits() if isinstance(detector, RankEnsemble) else [],
         "sparsified": [place for place, part in enumerate(parts) if known_head and is_sparsified(part)],
     }
 

@@ -1,13 +1,13 @@
 """Modules that know their constructor's arguments: checked, stored, written as text and shown in notebooks."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from oodles.errors import ArgumentError
@@ -26,6 +26,16 @@ class Learned(nn.Module):
             for name in inspect.get_annotations(kind):
                 if name.endswith("_") and not name.startswith("_"):
                     self.register_buffer(name, None)
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the buffers, but never to half precision: a guard of a network in half precision scores in float32."""
+
+        def at_least_single(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.is_floating_point() and moved.itemsize < 4 else moved
+
+        return super()._apply(at_least_single, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     @override
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:

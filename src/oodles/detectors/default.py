@@ -2,38 +2,24 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.ensemble import HELD_OUT, LEARNED, MIN_ROWS, RankEnsemble, require_members
+from oodles.detectors.ensemble import MIN_ROWS, RankEnsemble
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.shapes import SCALE, ReAct
 from oodles.detectors.sparsifiers import DICE
+from oodles.detectors.support import CHECKS, LOGIT_CHECKS
 from oodles.errors import DataError, FitWarning
 from oodles.features import Features, Head
 
-MEMBERS = (
-    "react(97)+scale(65)+dice(0.05)+energy",
-    "scale(85)+energy",
-    "she",
-    "pnml",
-    "knn(k=5, bank=2000)",
-    "vim",
-)
-SIGNED_MEMBERS = ("vra(60)+energy", "nci", "mahalanobis", "knn(k=5, bank=2000)")
-SIGNED = 0.05  # fraction of negative activations; a ReLU leaves none, a LayerNorm about half
+CHAIN = "react(97)+scale(65)+dice(0.05)+energy"
+MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis(floor=1e-08)")
 LOGIT_MEMBERS = ("energy", "gen", "max_logit")
 MULTILABEL_MEMBERS = ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
 MULTILABEL_LOGIT_MEMBERS = ("joint_energy", "max_logit")
-
-
-def is_signed(embedding: Tensor) -> bool:
-    """Whether activations are negative too, so that shapes made for a ReLU's output do not suit them."""
-    return float((embedding < 0).double().mean()) > SIGNED
 
 
 class ReActScaleDICE(LogitDetector):
@@ -54,41 +40,21 @@ class ReActScaleDICE(LogitDetector):
 class DefaultEnsemble(RankEnsemble):
     """Detectors of different kinds, combined with Fisher's method: what is used if no detector is named.
 
-    ReAct + SCALE + DICE, which shapes the embedding and sparsifies the head; SCALE alone, with stronger scaling; SHE,
-    the similarity to the mean of the predicted class; pNML, the distance from the bulk of the training rows; KNN, the
-    distance to single rows; ViM, the distance to the subspace in which they vary most. Where some are blind, others
-    see. It needs no labels: it uses the predicted classes.
+    ReAct + SCALE + DICE, which shapes the embedding and sparsifies the head and counts twice; ViM, the distance to the
+    subspace in which training rows vary most; KNN, the distance to single rows; Mahalanobis, the distance to the class
+    means. Two checks (:class:`Support`) lower the score of inputs far from all training rows. It needs no labels: it
+    uses the predicted classes. A member that cannot learn from the rows is left out, with a warning.
 
-    Scaling and sparsifying take activations to be positive, as after a ReLU. If more than 5 % of the held-out ID
-    activations are negative, as after a LayerNorm, the members are those in ``signed``, unless there are none.
-
-    >>> DefaultEnsemble().detectors
-    ('react(97)+scale(65)+dice(0.05)+energy', 'scale(85)+energy', 'she', 'pnml', 'knn(k=5, bank=2000)', 'vim')
+    >>> DefaultEnsemble().detectors[2:]
+    ('vim', 'knn(k=5, bank=2000)', 'mahalanobis(floor=1e-08)')
     """
 
     def __init__(
-        self, *, detectors: Sequence[str | Detector] = MEMBERS, signed: Sequence[str | Detector] = SIGNED_MEMBERS
+        self, *, detectors: Sequence[str | Detector] = MEMBERS, checks: Sequence[str | Detector] = CHECKS
     ) -> None:
-        from oodles.detectors.parsing import as_detector  # parsing knows every detector, this one included
-
-        require_members("detectors", detectors)
-        if signed:
-            require_members("signed", signed)
-        usual, others = ({each.spec: each for each in map(as_detector, given)} for given in (detectors, signed))
-        super().__init__(detectors=list((usual | others).values()), reduction="fisher")
-        self.detectors, self.signed = tuple(usual), tuple(others)
-        self.learns_from = tuple(name for name in self.learns_from if name != "labels")
-        if "logits" not in self.learns_from:
-            self.learns_from = (*self.learns_from, "logits")
-        self._used: tuple[str, ...] = ()
-
-    @override
-    def arguments(self) -> dict[str, Any]:
-        members = {member.spec: member for member in self._members()}
-        return {
-            name: tuple(members[spec] for spec in specs)
-            for name, specs in (("detectors", self.detectors), ("signed", self.signed))
-        }
+        super().__init__(detectors=detectors, reduction="fisher", checks=checks)
+        names = (*(name for name in self.learns_from if name != "labels"), "logits")
+        self.learns_from = tuple(dict.fromkeys(names))
 
     @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
@@ -102,25 +68,14 @@ class DefaultEnsemble(RankEnsemble):
         super().observe(labelled, statistics)
 
     @override
-    def learn(self, statistics: Statistics, head: Head) -> None:
-        self._used = self.signed if self._suits_signed(statistics) else self.detectors
-        super().learn(statistics, head)
-
-    def _suits_signed(self, statistics: Statistics) -> bool:
-        rows = torch.cat([statistics[name].rows() for name in (HELD_OUT, LEARNED)])
-        if len(rows) < MIN_ROWS:
-            raise DataError(f"{self.spec} was given {len(rows)} rows; it needs at least {MIN_ROWS}")
-        return bool(self.signed) and "embedding" in self._ranked() and is_signed(rows[:, : self._seen[0]])
-
-    @override
     def learn_member(self, member: Detector, statistics: Statistics, head: Head) -> None:
         for part in member.modules():
             for name in part._buffers:
                 setattr(part, name, None)
-        if member.spec not in self._used:
-            return
         try:
-            super().learn_member(member, statistics, head)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FitWarning)  # what one member cannot see, others do
+                super().learn_member(member, statistics, head)
         except DataError as error:
             warnings.warn(f"{self.spec} leaves out {member.spec}: {error}", FitWarning, stacklevel=2)
             return
@@ -128,8 +83,10 @@ class DefaultEnsemble(RankEnsemble):
 
     @override
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
-        if len(self.scoring_members()) < 2:
-            raise DataError(f"{self.spec} has fewer than two members that can learn from these rows; name a detector")
+        if len(held_out) < MIN_ROWS:
+            raise DataError(f"{self.spec} was given {len(held_out)} rows; it needs at least {MIN_ROWS}")
+        if all(member.spec in self.checks for member in self.scoring_members()):
+            raise DataError(f"{self.spec} has no member that can learn from these rows; name a detector")
         super().tune(held_out, adversarial)
 
     @override
@@ -138,18 +95,19 @@ class DefaultEnsemble(RankEnsemble):
 
 
 def default_detector(features: Features | None = None) -> Detector:
-    """The detector that is used if none is named.
+    """Return the detector that is used if none is named.
 
-    Given ``features``, one for what they hold: without embeddings it is made of detectors that need only logits, and
-    for a multi-label model of detectors without a softmax.
+    If ``features`` is given, the ensemble is adapted to it: without embeddings it uses only logit-based members, and
+    for a multi-label model only members without a softmax.
 
     >>> default_detector().spec
     'default'
-    >>> default_detector(Features(logits=torch.eye(3))).spec  # of detectors that need only logits
-    "default(detectors=('energy', 'gen', 'max_logit'), signed=())"
+    >>> default_detector(Features(logits=torch.eye(3))).detectors
+    ('energy', 'gen', 'max_logit')
     """
     if features is None or (features.head is not None and not features.multilabel):
         return DefaultEnsemble()
-    if features.multilabel:
-        return DefaultEnsemble(detectors=MULTILABEL_MEMBERS if features.width else MULTILABEL_LOGIT_MEMBERS, signed=())
-    return DefaultEnsemble(detectors=LOGIT_MEMBERS, signed=())
+    if features.multilabel and features.width:
+        return DefaultEnsemble(detectors=MULTILABEL_MEMBERS)
+    members = MULTILABEL_LOGIT_MEMBERS if features.multilabel else LOGIT_MEMBERS
+    return DefaultEnsemble(detectors=members, checks=CHECKS if features.width else LOGIT_CHECKS)

@@ -28,6 +28,10 @@ LOW = 0.05
 FARTHEST = 1e18
 """Deviations are limited to this many, whose square is finite in float32."""
 
+LIMIT = -4.0
+"""Deviations from which on a check lowers the score: of 30,000 normal ID scores, one is so low."""
+LOG_LIMIT = float(log_ndtr(torch.tensor(LIMIT, dtype=torch.float64)))
+
 
 class RankEnsemble(NetworkDetector):
     """Several detectors combined by the ranks of their scores among held-out ID rows; no OOD data is used.
@@ -36,7 +40,10 @@ class RankEnsemble(NetworkDetector):
     5 % quantile of the held-out ID scores, so it goes on falling beyond the lowest of them. ``reduction`` combines the
     members' ranks: their ``mean``, the logarithm of their minimum (``min``), or the mean of their logarithms
     (``fisher``, as in Fisher's method for combining p-values, in which one confident member outweighs several doubtful
-    ones).
+    ones). A detector that is listed twice counts twice.
+
+    ``checks`` are detectors that have no effect on ordinary inputs. Each lowers the score if its own is more than 4
+    standard deviations below the ID median: by the logarithm of its rank, relative to that limit.
 
     ``holdout`` is the fraction of training rows that members do not learn from and that ranks are computed on. Rows are
     assigned by their content, so the split is the same in whatever order and parts they arrive. With 0, or if a member
@@ -52,23 +59,32 @@ class RankEnsemble(NetworkDetector):
     spread_: Tensor | None
     reference_: Tensor | None
 
-    def __init__(self, *, detectors: Sequence[str | Detector], reduction: str = "mean", holdout: float = 0.2) -> None:
+    def __init__(
+        self,
+        *,
+        detectors: Sequence[str | Detector],
+        reduction: str = "mean",
+        holdout: float = 0.2,
+        checks: Sequence[str | Detector] = (),
+    ) -> None:
         super().__init__()
         from oodles.detectors.parsing import as_detector  # parsing knows every detector, this one included
 
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction={reduction!r} must be one of {', '.join(REDUCTIONS)}")
-        require_members("detectors", detectors)
+        if isinstance(detectors, str) or len(detectors) < (1 if checks else 2):
+            raise ArgumentError(f"detectors={detectors!r}: an ensemble needs at least two; name another detector")
         if not 0 <= holdout < 1:
             raise ArgumentError(f"holdout={holdout} must lie in [0, 1); it is a fraction of the training rows")
         if 0 < holdout < 0.001:
             raise ArgumentError(f"holdout={holdout} would hold out almost no row; give 0.001 or more, or 0")
         # copies: fitting the ensemble must not change a detector that was fitted before or is used elsewhere
-        members = [copy.deepcopy(as_detector(each)) for each in detectors]
+        given, checking = ([copy.deepcopy(as_detector(each)) for each in some] for some in (detectors, checks))
+        members = list({member.spec: member for member in (*given, *checking)}.values())
         if any(isinstance(member, RankEnsemble) for member in members):
             raise ArgumentError(f"detectors={detectors!r}: an ensemble cannot contain another; name its members")
         self.members = nn.ModuleList(members)
-        self.detectors = tuple(member.spec for member in members)
+        self.detectors, self.checks = (tuple(member.spec for member in some) for some in (given, checking))
         self.reduction = reduction
         self.holdout = holdout
         self.holds_out_rows = holdout > 0 and not any(needs_network(each) or extra_columns(each) for each in members)
@@ -80,7 +96,9 @@ class RankEnsemble(NetworkDetector):
 
     @override
     def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "detectors": tuple(self._members())}
+        members = {member.spec: member for member in self._members()}
+        lists = {name: tuple(members[spec] for spec in getattr(self, name)) for name in ("detectors", "checks")}
+        return super().arguments() | lists
 
     @property
     @override
@@ -196,12 +214,14 @@ class RankEnsemble(NetworkDetector):
 
     def combined(self, scores: Tensor) -> Tensor:
         """One score ``(n,)`` from those of the members ``(members, n)``."""
-        deviations = self.deviations(scores)
-        if self.reduction == "mean":
-            ranks: Tensor = torch.special.ndtr(deviations)
-            return ranks.mean(dim=0)
-        log_ranks = log_ndtr(deviations)
-        return log_ranks.amin(dim=0) if self.reduction == "min" else log_ranks.mean(dim=0)
+        counts = [self.detectors.count(member.spec) for member in self.scoring_members()]
+        ranked, checked = self.deviations(scores).split([len(counts) - counts.count(0), counts.count(0)])
+        below = (log_ndtr(checked) - LOG_LIMIT).clamp(max=0).sum(dim=0)
+        if self.reduction == "min":
+            return log_ndtr(ranked).amin(dim=0) + below
+        ranks: Tensor = torch.special.ndtr(ranked) if self.reduction == "mean" else log_ndtr(ranked)
+        weights = scores.new_tensor(counts[: len(ranked)])[:, None]
+        return (weights * ranks).sum(dim=0) / sum(counts) + below
 
     def deviations(self, scores: Tensor) -> Tensor:
         """The members' scores ``(members, n)`` on one scale: in standard deviations from the ID median."""
@@ -216,6 +236,10 @@ class RankEnsemble(NetworkDetector):
         """The members whose ranks are combined, in their order."""
         return self._members()
 
+    def limits(self) -> list[float | None]:
+        """Return the deviation below which each scoring member counts: None for any, :data:`LIMIT` for a check."""
+        return [LIMIT if member.spec not in self.detectors else None for member in self.scoring_members()]
+
     def _members(self) -> list[Detector]:
         return [member for member in self.members if isinstance(member, Detector)]
 
@@ -225,12 +249,6 @@ class RankEnsemble(NetworkDetector):
     def _ranked(self) -> list[str]:
         """The columns of the held-out rows."""
         return [name for name in INPUTS if name in self.scores_from]
-
-
-def require_members(argument: str, given: Sequence[str | Detector]) -> None:
-    """Raise unless there are several detectors."""
-    if isinstance(given, str) or len(given) < 2:
-        raise ArgumentError(f"{argument}={given!r}: an ensemble needs at least two; name another detector")
 
 
 def combine(

@@ -36,6 +36,7 @@ from oodles.detectors.sparsifiers import (
     WeightPruning,
 )
 from oodles.detectors.subspace import NECO, PNML, Residual, ViM
+from oodles.detectors.support import Support, Supported
 from oodles.detectors.training_logits import KLMatching, OpenMax, TempScale
 from oodles.detectors.weiper import WeiPer
 from oodles.errors import ArgumentError
@@ -126,6 +127,8 @@ BUILT_IN = (
     Entry("gram", Gram, "deviation of inner layers' Gram matrices from their range", "Sastry & Oore, ICML 2020", ()),
     Entry("react_scale_dice", ReActScaleDICE, "ReAct, SCALE and DICE one after another"),
     Entry("rank_ensemble", RankEnsemble, "several detectors combined by their ranks on ID data", "", ()),
+    Entry("support", Support, "deviation of the units from their ID means", "", ()),
+    Entry("supported", Supported, "a detector that also rejects inputs far from all ID data", "", ()),
     Entry("default", DefaultEnsemble, "detectors of different kinds, combined by their ranks"),
 )
 

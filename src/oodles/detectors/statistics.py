@@ -36,12 +36,10 @@ class Mean:
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
         rows = values.detach()
-        # in pieces that stay in the caches; so few float16 numbers are added in float32 almost without error
+        # so few float16 numbers are added in float32 almost without error
         kind = torch.float32 if rows.dtype == torch.float16 else torch.float64
-        pieces = torch.split(rows, max(64, (1 << 19) // max(1, rows.shape[1:].numel())))
-        self.sum = (
-            self.sum.double() + torch.stack([each.sum(dim=0, dtype=kind) for each in pieces]).double().sum(0).cpu()
-        )
+        sums = torch.stack([each.sum(dim=0, dtype=kind) for each in _pieces(rows)])
+        self.sum = self.sum.double() + sums.double().sum(0).cpu()
         self.count += len(values)
 
     def merge(self, other: "Mean") -> None:
@@ -52,6 +50,40 @@ class Mean:
     def value(self) -> Tensor:
         """The mean so far, float64."""
         return self.sum / self.count
+
+
+class UnitMoments:
+    """Mean and variance of each column, summed in float64.
+
+    >>> units = UnitMoments()
+    >>> units.add(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    >>> units.variance()
+    tensor([1., 0.], dtype=torch.float64)
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sums = torch.zeros(2, 1, dtype=torch.float64)
+
+    def add(self, values: Tensor) -> None:
+        """Add the rows of one batch."""
+        for piece in _pieces(values.detach()):
+            wide = piece.double()
+            self._sums = self._sums + torch.stack([wide.sum(dim=0), wide.square().sum(dim=0)]).cpu()
+        self._count += len(values)
+
+    def merge(self, other: "UnitMoments") -> None:
+        """Add another's rows."""
+        self._sums = self._sums + other._sums
+        self._count += other._count
+
+    def mean(self) -> Tensor:
+        """The mean of each column."""
+        return self._sums[0] / self._count
+
+    def variance(self) -> Tensor:
+        """The variance of each column, divided by the number of rows."""
+        return (self._sums[1] / self._count - self.mean().square()).clamp(min=0)
 
 
 class Moments:
@@ -175,6 +207,11 @@ class ClassMoments:
             self.counts = torch.zeros(classes, dtype=torch.float64)
             self._shifts, self._sums = self.counts.new_zeros(2, classes, width)
             self._products = self.counts.new_zeros(width, width)
+
+
+def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows in pieces that stay in the caches."""
+    return torch.split(rows, max(64, (1 << 19) // max(1, rows.shape[1:].numel())))
 
 
 def _add_products(total: Tensor, rows: Tensor) -> None:

@@ -81,7 +81,7 @@ def ranks_of(detector: Detector) -> Ranks | None:
     if not isinstance(detector, RankEnsemble):
         return None
     learned = (detector.reference_, detector.centre_, detector.spread_)
-    return Ranks(*(each.double().cpu().numpy() for each in learned if each is not None))
+    return Ranks(*(each.double().cpu().numpy() for each in learned if each is not None), detector.limits())
 
 
 def is_sparsified(detector: Detector) -> TypeGuard[LogitDetector]:
@@ -113,7 +113,7 @@ def _neighbours(setting: _Setting, detector: Detector) -> list[tuple[Neighbour, 
     features, train = setting.features, setting.train
     if not isinstance(detector, KNN | NNGuide):
         return [()] * len(features)
-    bank = detector.bank_
+    bank = detector.kept_rows()
     parts = torch.split(F.normalize(features.embedding.to(bank), dim=1), ROWS)
     nearest = [(part @ bank.T).topk(min(detector.k, len(bank)), dim=1) for part in parts]
     similarity, places = (torch.cat(part).tolist() for part in zip(*nearest, strict=True))
@@ -131,7 +131,7 @@ def _neighbours(setting: _Setting, detector: Detector) -> list[tuple[Neighbour, 
 def _train_rows(bank: Tensor, places: list[int], train: Features) -> dict[int, int]:
     """The training row that each of these rows of a bank is a normalised copy of, if it is one of ``train``."""
     # in float64, in which rows that differ in float32 have cosines that differ
-    wanted = F.normalize(bank[places].cpu().double(), dim=1)
+    wanted = F.normalize(bank[places].cpu(), dim=1)
     best, found, start = wanted.new_full((len(places),), 1 - SAME), torch.full((len(places),), -1), 0
     for batch in train.batches():
         cosine, row = (wanted @ F.normalize(batch.embedding.cpu().double(), dim=1).T).max(dim=1)

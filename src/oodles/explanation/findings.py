@@ -14,6 +14,7 @@ Array = npt.NDArray[Any]
 
 SHOWN = 5  # units, and training rows in text
 REDUCTIONS = {"mean": "mean rank", "min": "logarithm of the lowest rank", "fisher": "mean logarithm of the ranks"}
+CHECK = "support"  # the detectors that check an ensemble's inputs begin with this name
 VERDICTS = {True: "Accepted as in-distribution", False: "Rejected as out-of-distribution", None: "Not decided"}
 
 
@@ -150,7 +151,7 @@ class Explanation:
     """Why one input was accepted or rejected; ``str()`` gives it in words, :meth:`as_record` as plain data.
 
     ``findings`` has one entry for a single detector, and for an ensemble, which combines them by its ``reduction``, one
-    per member, the most sceptical first. An input with NaN or infinite values has no label, no findings and the score
+    per member, the one with the lowest rank first. An input with NaN or infinite values has no label, no findings and the score
     NaN. Without a threshold ``is_id`` is None.
     """
 
@@ -171,11 +172,13 @@ class Explanation:
     def __str__(self) -> str:
         name = "the predicted class" if self.label is None else class_text(self.label, self.class_name)
         lines = [f"{VERDICTS[self.is_id]}: {self._reason()}"] + ([] if self.label is None else [f"Predicted: {name}"])
+        if any(finding.spec.startswith(CHECK) for finding in self.findings):
+            lines.append(f"It is far from all training inputs, so a check lowers the score further ({CHECK})")
         if self.reduction is not None and self.findings:
             combined = REDUCTIONS[self.reduction]
             lines.append(
                 f"The score is the {combined} of these detectors, each read from a normal curve fitted "
-                "to held-out ID scores. The most sceptical first; p is the fraction of those scores at most as high:"
+                "to held-out ID scores. Lowest rank first; p is the fraction of those scores at most as high:"
             )
         return "\n".join([*lines, *(f"  {line}" for finding in self.findings for line in finding.lines(name))])
 
@@ -194,12 +197,14 @@ class Explanation:
 class Ranks(NamedTuple):
     """What an ensemble ranks its members' scores by: quantiles of held-out ID scores, and their centre and spread.
 
-    One row, or one number, per member.
+    One row, or one number, per member. ``limits`` says below how many deviations from the centre a member counts: None
+    for any, a number for a check, which has a finding only where it lowers the score.
     """
 
     reference: Array
     centre: Array
     spread: Array
+    limits: Sequence[float | None]
 
 
 class Part(NamedTuple):
@@ -234,8 +239,14 @@ def findings_by_row(parts: Sequence[Part], ranks: Ranks | None) -> list[tuple[Fi
     centre, spread = (each.astype(np.float64)[:, None] for each in (ranks.centre, ranks.spread))
     with np.errstate(over="ignore"):
         deviations = (scores - centre) / spread
-    order = np.argsort(np.nan_to_num(deviations, nan=-np.inf), axis=0, kind="stable")
-    return [tuple(findings[place][row] for place in places) for row, places in enumerate(order.T.tolist())]
+    deviations = np.nan_to_num(deviations, nan=-np.inf)
+    order = np.argsort(deviations, axis=0, kind="stable")
+    limits = np.array([np.inf if limit is None else limit for limit in ranks.limits])[:, None]
+    counts = (deviations < limits) | np.isinf(limits)
+    return [
+        tuple(findings[place][row] for place in places if counts[place, row])
+        for row, places in enumerate(order.T.tolist())
+    ]
 
 
 def explanations_of(

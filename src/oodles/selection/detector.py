@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles.detectors import Detector, default_detector, fit_together, parse
-from oodles.detectors.default import is_signed
 from oodles.detectors.network_detector import needs_network
 from oodles.errors import ArgumentError
 from oodles.features import Features
@@ -17,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 RESAMPLES = 50
 BASELINE = "msp"
 HOPELESS = 0.55  # mean AUROC below which no candidate can be said to work
+SIGNED = 0.05  # fraction of negative activations; a ReLU leaves none, a LayerNorm about half
 DEFAULT = 0  # the index of the default detector among the candidates
 
 
@@ -110,6 +110,8 @@ def candidate_list(train: Features) -> list[str]:
     Detectors that learn from labels are left out if there are none; scaling, ASH and chains of stages, which take
     activations to be positive, are left out if many are negative.
     """
+    embedding = next(iter(train.batches())).embedding if train.width else None
+    signed = embedding is not None and float((embedding < 0).double().mean()) > SIGNED
     clips, sparse = ("react(95)", "react(97)", "react(99)"), ("", "dice(0.05)", "dice(0.1)", "dice(0.3)")
     scales = [f"{name}({p})" for name in ("scale", "lts") for p in (65, 75, 85, 90, 95)]
     chains = ["+".join(part for part in chain if part) for chain in itertools.product(clips, ["", *scales], sparse)]
@@ -122,7 +124,7 @@ def candidate_list(train: Features) -> list[str]:
     ]
     texts = [
         *("msp", "max_logit", "energy", "entropy", "gen", "doctor", "react(90)", "vra(60)"),
-        *([] if train.width and is_signed(next(iter(train.batches())).embedding) else shaped),
+        *([] if signed else shaped),
         *("kl_matching", "temp_scale", "gradnorm", "mahalanobis", "mahalanobis_pp", "rmds", "she", "vim", "residual"),
         *("neco", "fdbd", "nci", "nnguide", *(f"knn({k})" for k in (1, 10, 50, 200))),
     ]
