@@ -151,8 +151,8 @@ class Explanation:
     """Why one input was accepted or rejected; ``str()`` gives it in words, :meth:`as_record` as plain data.
 
     ``findings`` has one entry for a single detector, and for an ensemble, which combines them by its ``reduction``, one
-    per member, the one with the lowest rank first. An input with NaN or infinite values has no label, no findings and the score
-    NaN. Without a threshold ``is_id`` is None.
+    per member, the one with the lowest rank first. An input with NaN or infinite values has no label, no findings and
+    the score NaN. Without a threshold ``is_id`` is None.
     """
 
     label: int | None
