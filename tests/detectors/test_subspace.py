@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import detectors as slow
-from support.detector_data import reference_rows
+from support.detector_data import Pair, assert_matches, reference_rows, train_and_test
 
 from oodles.detectors import parse
 from oodles.errors import ArgumentError, DataError
@@ -137,3 +137,9 @@ def test_pnml_passes_every_check_with_and_without_a_part_outside(rows: int) -> N
     features = signed(rows * 3, 9 if rows == 400 else 24, 4, seed=0)
     check_detector(parse("pnml"), labelled(features))
     assert parse("pnml").fit(features).outside_.shape[1] == (0 if rows == 400 else 6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(pair=train_and_test())
+def test_mme_matches_the_reference(pair: Pair) -> None:
+    assert_matches("mme", slow.mme, pair)

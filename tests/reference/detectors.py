@@ -4,6 +4,7 @@ Each takes training embeddings, logits and labels, the head, and test embeddings
 test row.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -193,6 +194,57 @@ def ddu(rows: Rows, ridge: float = 1e-4) -> Array:
 
 def unit_row(h: Array) -> Array:
     return h / max(float(np.linalg.norm(h)), 1e-12)
+
+
+def mme(rows: Rows) -> Array:
+    """The sum of the five logarithms; class means are of predicted classes."""
+    low, high = np.quantile(rows.h, [0.01, 0.99])
+    u = -np.linalg.pinv(rows.weight) @ rows.bias
+    width = rows.h.shape[1]
+    second = sum(np.outer(h - u, h - u) for h in rows.h) / len(rows.h)
+    residual = np.linalg.eigh(second)[1][:, : width - width // 2]
+    norms = [np.linalg.norm(residual.T @ (h - u)) for h in rows.h]
+    alpha = np.mean([z.max() for z in rows.z]) / np.mean(norms)
+    mean = rows.h.mean(axis=0)
+    units = np.array([unit_row(h) for h in rows.h])
+    predicted = rows.z.argmax(axis=1)
+    centres = {c: unit_row(units[predicted == c].mean(axis=0)) for c in set(predicted.tolist())}
+    minor = np.linalg.eigh(np.cov(rows.h.T, bias=True))[1][:, : max(0, width - 256)]
+    scores = []
+    for h in rows.test_h:
+        clipped = np.clip(h, low, high)
+        top = np.sort(np.maximum(h, 0))[::-1][: max(1, width - round(width * 0.9))].sum()
+        factor = np.exp(np.maximum(h, 0).sum() / top) if top > 0 else np.exp(1.0)
+        scaled = rows.weight @ (h * factor) + rows.bias
+        squared = np.full(len(rows.bias), 4.0)
+        for c, centre in centres.items():
+            squared[c] = np.square(unit_row(h) - centre).sum()
+        own = rows.weight @ clipped + rows.bias
+        winner = int(own.argmax())
+        gaps = [
+            (own[winner] - own[c]) / np.linalg.norm(rows.weight[winner] - rows.weight[c])
+            for c in range(len(own))
+            if c != winner
+        ]
+        fdbd = sum(gaps) / len(gaps) / np.linalg.norm(clipped - mean)
+        r = np.linalg.norm(minor.T @ (clipped - mean)) / np.linalg.norm(clipped)
+        scores.append(
+            logsumexp(scaled)
+            - alpha * np.linalg.norm(residual.T @ (clipped - u))
+            + max(-log_softmax(squared / 0.1))
+            + (np.log(2) if squared.argmin() == scaled.argmax() else 0.0)
+            + np.log(max(1 - r, 1e-12))
+            + np.log(max(fdbd, 1e-12))
+        )
+    return np.array(scores)
+
+
+def support(rows: Rows, of: str, column: str) -> Array:
+    train, test = (rows.h, rows.test_h) if column == "embedding" else (rows.z, rows.test_z)
+    means, variances = train.mean(axis=0), train.var(axis=0)
+    scale = np.sqrt(variances + 1e-4 * variances.mean())
+    deviations = [[abs(value - mean) / width for value, mean, width in zip(x, means, scale, strict=True)] for x in test]
+    return np.array([-max(row) if of == "max" else -math.fsum(z * z for z in row) / len(row) for row in deviations])
 
 
 def knn(rows: Rows, k: int) -> Array:

@@ -20,6 +20,7 @@ from oodles.detectors.gram import Gram
 from oodles.detectors.logit import SCORES, LogitDetector
 from oodles.detectors.mahalanobis import Mahalanobis
 from oodles.detectors.mahalanobis_variants import DDU, RMDS, GaussianMixture, MahalanobisPP
+from oodles.detectors.mme import MME
 from oodles.detectors.neighbours import KNN, NNGuide
 from oodles.detectors.odin import GODIN, IODIN, ODIN
 from oodles.detectors.rankfeat import RankFeat
@@ -118,6 +119,7 @@ BUILT_IN = (
     Entry("nci", NCI, "alignment with the predicted class's weights", "Liu & Qin, CVPR 2025"),
     Entry("cadref", CADRef, "distance to the predicted class's mean, split by sign", "Ling et al., CVPR 2025"),
     Entry("mcm", MCM, "maximum softmax over the cosines of a cosine head", "Ming et al., NeurIPS 2022", ()),
+    Entry("mme", MME, "product of five scores: ViM, class means, fDBD and others", "MME, BMVC 2025"),
     Entry("weiper", WeiPer, "histograms of activations and of noisy logits", "Granz et al., NeurIPS 2024"),
     Entry("adascale", AdaSCALE, "SCALE at a percentile per input, after an input step", "Regmi, 2025", ()),
     Entry("odin", ODIN, "softmax at temperature 1000 after an input step", "Liang et al., ICLR 2018", ()),
