@@ -73,13 +73,13 @@ class ServedGuard:
         self._observing = threading.Lock()
         self._changing = threading.Lock()
         self._in_progress, self._seconds_per_row = 0, 0.0
-        self._shown: tuple[str, str, str] | None = None
         self._stamp = self._current_stamp()
         self.version = self._open()
         self._batcher: Batcher[BatchKey, ArrayVerdict] = Batcher(
             self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
         )
         self._show_version()
+        telemetry.waiting.labels(self.name).set_function(lambda: self._in_progress)
 
     # Answering ----------------------------------------------------------------------------------
 
@@ -91,12 +91,10 @@ class ServedGuard:
             message = f"{self._in_progress} inputs wait for {self.name} already; try again later"
             raise HTTPException(503, message, {"Retry-After": str(seconds)})
         self._in_progress += rows
-        self._telemetry.waiting.labels(self.name).set(self._in_progress)
         try:
             yield
         finally:
             self._in_progress -= rows
-            self._telemetry.waiting.labels(self.name).set(self._in_progress)
 
     def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> "Future[ArrayVerdict]":
         """Have rows answered that were prepared for a version."""
@@ -229,11 +227,8 @@ class ServedGuard:
         log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
 
     def _show_version(self) -> None:
-        labels = self.name, self.version.guard.identity[:12], self.version.guard.detector
-        if self._shown is not None and self._shown != labels:
-            self._telemetry.guards.remove(*self._shown)
-        self._telemetry.guards.labels(*labels).set(1)
-        self._shown = labels
+        guard = self.version.guard
+        self._telemetry.guards.labels(self.name).info({"version": guard.identity[:12], "detector": guard.detector})
 
     def _restored_monitor(self, guard: ExportedGuard) -> Monitor:
         """The monitor as it was before a restart, or a new one if there is none for this version."""
