@@ -86,7 +86,7 @@ class Monitor:
             margin = dkw_margin(len(scores), self._share / 2)
             self._evidence[P_VALUES] = Evidence(Bets(tuple(min(1.0, level + margin) for level in SMALL_P)))
         self.inputs = self.rejected = self.errors = 0
-        self._windows = Windows(window, [])
+        self.windows = Windows(window, [])
         self._scores = ScoreHistogram(scores)
         self._classes = ClassCounts(classes, class_counts)
         self.alerts: list[Alert] = []  # the last ones
@@ -126,7 +126,7 @@ class Monitor:
             place = rows[kind]
             traces[kind][place], alarms = evidence.observe(events[kind][place], self.alarm_at, self.rule.minimum)
             crossed += [(self.inputs + int(place[alarm]) + 1, kind) for alarm in alarms]
-        self._windows.observe(rejected, traces[REJECTIONS], traces[P_VALUES])
+        self.windows.observe(rejected, traces[REJECTIONS], traces[P_VALUES])
         self._scores.observe(scores)
         self._classes.observe(labels)
         self.inputs += len(scores)
@@ -174,7 +174,7 @@ class Monitor:
             "errors": self.errors,
             "rate": self.rejected / self.inputs if self.inputs else None,
             "expected": {"rate": self.rate.expected, "upper": self.upper},
-            "windows": self._windows.as_records(self.inputs, self.rate),
+            "windows": self.windows.as_records(self.inputs, self.rate),
             "alarm": None if self.alert is None else self.alert.as_record(),
             "alarms": self.raised,
             "evidence": {REJECTIONS: values[REJECTIONS], P_VALUES: values.get(P_VALUES), "alarm_at": self.alarm_at},
@@ -193,16 +193,6 @@ class Monitor:
     def differs(self) -> bool:
         """Whether the test of the whole stream says that it is not like the calibration set."""
         return any(evidence.best >= math.log(2 / self._share) for evidence in self._evidence.values())
-
-    @property
-    def window(self) -> int:
-        """Inputs per window."""
-        return self._windows.size
-
-    @property
-    def windows(self) -> list[Window]:
-        """The last windows, oldest first, at most 200."""
-        return list(self._windows.kept)
 
     # State --------------------------------------------------------------------------------------
 
@@ -259,7 +249,7 @@ class Monitor:
             "guard": self.guard,
             "threshold": self._identity(),
             "rule": asdict(self.rule),
-            "window": self._windows.size,
+            "window": self.windows.size,
             "inputs": self.inputs,
             "rejected": self.rejected,
             "errors": self.errors,
@@ -273,7 +263,7 @@ class Monitor:
                 }
                 for kind, each in self._evidence.items()
             },
-            "windows": [list(each) for each in self._windows.kept],
+            "windows": [list(each) for each in self.windows.kept],
             "scores": self._scores.counts.tolist(),
             "not_finite": self._scores.not_finite,
             "classes": {str(label): count for label, count in self._classes.counts.items()},
@@ -305,7 +295,7 @@ class Monitor:
             evidence.inputs, evidence.since, evidence.best = each["inputs"], each["since"], each["best"]
             evidence.counts = np.array(each["counts"], dtype=np.int64)
             evidence.values = np.array(each["values"], dtype=np.float64)
-        self._windows.kept = [Window(*each) for each in record["windows"]]
+        self.windows.kept = [Window(*each) for each in record["windows"]]
         self._scores.counts = np.array(record["scores"], dtype=np.int64)
         self._scores.not_finite = record["not_finite"]
         self._classes.counts.update({int(label): count for label, count in record["classes"].items()})

@@ -49,8 +49,8 @@ def open_monitor(
         counts = Counter(row.label for row in read_rows(reference) if row.error is None and row.label is not None)
     if state is not None and state.exists():
         known = Monitor.load(state, threshold=threshold, classes=classes, guard=guard, rule=rule, class_counts=counts)
-        if window not in (None, known.window):
-            raise ArgumentError(f"window {window}: {state} has windows of {known.window}; leave it out")
+        if window not in (None, known.windows.size):
+            raise ArgumentError(f"window {window}: {state} has windows of {known.windows.size}; leave it out")
         return known
     if window is None:
         window = WINDOW if state is not None else max(WINDOW, -(-inputs // MAX_WINDOWS))
