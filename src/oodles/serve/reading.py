@@ -15,7 +15,6 @@ from oodles.records.text import printable
 from oodles.serve.settings import Settings
 
 Body = TypeVar("Body", bound=BaseModel)
-MAX_FIELDS = 64  # of a form, beside its files
 
 
 @asynccontextmanager
@@ -39,12 +38,8 @@ async def read_body(request: Request, settings: Settings, limit: int) -> bytes:
 
 async def read_files(request: Request, settings: Settings) -> list[tuple[str | None, bytes]]:
     """Read the names and contents of the files of a form."""
-    parser = MultiPartParser(
-        request.headers,
-        _chunks(request, settings.max_bytes),
-        max_files=settings.max_images,
-        max_fields=MAX_FIELDS,
-    )
+    chunks = _chunks(request, settings.max_bytes)
+    parser = MultiPartParser(request.headers, chunks, max_files=settings.max_images)
     parser.spool_max_size = settings.max_bytes + 1  # in memory, which the limit bounds; there may be no disk
     try:
         async with within(settings.timeout, _too_slow(settings)):
