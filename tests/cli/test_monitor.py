@@ -30,7 +30,7 @@ def guard(fitted, tmp_path_factory):
 
 def test_the_defaults_in_the_help_are_those_that_are_used(guard):
     assert AlertRule() == AlertRule(EVERY, MINIMUM, COOLDOWN, ERROR)
-    assert Monitor(load_guard(guard)[1]).window == WINDOW
+    assert Monitor(load_guard(guard)[1]).windows.size == WINDOW
 
 
 def rows_of(guard, inputs, contamination=0.0, seed=1):

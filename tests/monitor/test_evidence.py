@@ -1,4 +1,4 @@
-"""Bets beside slow loops, whatever the batches; what makes them supermartingales; and what merging adds."""
+"""Bets beside slow loops, whatever the batches; and what makes them supermartingales."""
 
 import math
 from itertools import pairwise
@@ -93,19 +93,3 @@ def test_evidence_does_not_overflow_while_it_waits_for_the_minimum():
     assert evidence.observe(np.ones((400, 1), dtype=bool), 1e6, 1000)[1] == []
     assert np.isfinite(evidence.values).all()
     assert evidence.observe(np.ones((700, 1), dtype=bool), 1e6, 1000)[1] == [599]
-
-
-@settings(max_examples=30, deadline=None)
-@given(case=streams(), cut=st.integers(0, 150))
-def test_merging_adds_and_keeps_the_wealth_of_all_counts(case, cut):
-    bounds, stream = case
-    parts = [Evidence(Bets(bounds)) for _ in range(2)]
-    for part, rows in zip(parts, (stream[:cut], stream[cut:]), strict=True):
-        part.observe(rows, math.inf, 1)
-    expected = parts[0].values + parts[1].values
-    whole = Evidence(Bets(bounds))
-    whole.observe(stream, math.inf, 1)
-    parts[0].add(parts[1:])
-    assert parts[0].values.tolist() == expected.tolist()
-    assert parts[0].counts.tolist() == whole.counts.tolist()
-    assert parts[0].best == max(0.0, float(whole.bets.log_wealth(whole.inputs, whole.counts))) <= whole.best

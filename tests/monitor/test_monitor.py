@@ -1,4 +1,4 @@
-"""``Monitor``: batches, restarts and replicas make no difference; alarms follow their rule; bad input is refused."""
+"""``Monitor``: batches and restarts make no difference; alarms follow their rule; bad input is refused."""
 
 import json
 
@@ -186,49 +186,6 @@ def test_labels_may_be_anything_and_memory_is_bounded(label, tmp_path):
     assert monitor.status()["classes"][0]["name"] == "others"
     monitor.save(tmp_path / "m.json")
     assert load(tmp_path / "m.json").inputs == 20_000
-
-
-def test_replicas_are_merged():
-    replicas = [monitor_of() for _ in range(3)]
-    for seed, replica in enumerate(replicas):
-        replica.observe(**stream(130 * (seed + 1), 0.3 * (seed == 1), seed))
-        replica.count_errors(seed)
-    before = [replica.status() for replica in replicas]
-    merged = Monitor.merge(replicas)
-    assert [replica.status() for replica in replicas] == before, "they stay as they are"
-    status = merged.status()
-    for name in ("inputs", "rejected", "errors", "alarms"):
-        assert status[name] == sum(each[name] for each in before)
-    for kind in ("rejections", "p_values"):
-        assert status["evidence"][kind] == pytest.approx(sum(each["evidence"][kind] for each in before))
-    assert status["scores"]["counts"] == np.sum([each["scores"]["counts"] for each in before], axis=0).tolist()
-    assert sum(window.inputs for window in merged.windows) == merged.inputs
-    assert status["windows"][0]["first"] == 1
-    assert status["alarm"]["kind"] == before[1]["alarm"]["kind"]
-    assert merged.inputs - status["alarm"]["since"] == replicas[1].inputs - before[1]["alarm"]["since"]
-    merged.observe(**stream(100))
-    assert merged.inputs == status["inputs"] + 100
-
-
-def test_merging_does_not_depend_on_the_order_and_one_alone_stays_as_it_is():
-    one, two, three = (monitor_of() for _ in range(3))
-    for seed, each in enumerate((one, two, three)):
-        each.observe(**stream(200 + 77 * seed, 0.2 * seed, seed))
-    assert Monitor.merge([one]).status() == one.status()
-    left, right = Monitor.merge([Monitor.merge([one, two]), three]), Monitor.merge([three, two, one])
-    for name in (*KEYS[:5], "alarm", "classes", "scores"):
-        assert left.status()[name] == right.status()[name], name
-    for group in ("evidence", "whole_stream"):
-        assert left.status()[group] == pytest.approx(right.status()[group], rel=1e-12)
-
-
-def test_what_does_not_belong_together_is_not_merged():
-    others = monitor_of(threshold_of(seed=9)), monitor_of(rule=AlertRule()), monitor_of(window=7)
-    for other in (*others, Monitor(THRESHOLD, guard="b" * 64, rule=QUICK, window=50)):
-        with pytest.raises(ArgumentError, match="only monitors of one guard"):
-            Monitor.merge([monitor_of(), other])
-    with pytest.raises(ArgumentError, match="nothing to merge"):
-        Monitor.merge([])
 
 
 def test_a_state_of_another_guard_threshold_or_error_is_refused(tmp_path):

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from oodles.deploy.exported import ExportedGuard
 from oodles.errors import ArgumentError, FileError, OodlesError
-from oodles.serve.bodies import ScoreRequest
-from oodles.serve.inputs import MAX_DIMENSIONS, MAX_TOKENS, TextTokenizer, guard_arrays, number_array, request_arrays
+from oodles.serve.bodies import MAX_DIMENSIONS, ScoreRequest
+from oodles.serve.inputs import MAX_TOKENS, TextTokenizer, guard_arrays, number_array, request_arrays
 from oodles.serve.reading import parse_json
 from oodles.serve.settings import Settings
 

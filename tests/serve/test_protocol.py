@@ -22,9 +22,7 @@ SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "
 def tensors(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     kind = np.dtype(draw(st.sampled_from([*TYPES.values()])))
     numbers = arrays.from_dtype(kind, allow_nan=False, allow_infinity=False)
-    return draw(
-        arrays.arrays(kind, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), elements=numbers)
-    )
+    return draw(arrays.arrays(kind, arrays.array_shapes(min_dims=0, max_dims=4, max_side=4), elements=numbers))
 
 
 def plainly(value: np.ndarray[Any, Any], datatype: str) -> bytes:
@@ -99,10 +97,10 @@ BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_
         ({"inputs": [{**GOOD, "datatype": "FP16", "data": [1, 1e6]}]}, b"", "fit float16"),
         ({"inputs": [{**GOOD, "datatype": "BOOL", "data": [1, 2]}]}, b"", "fit bool"),
         ({"inputs": [{**GOOD, "datatype": "BYTES"}]}, b"", "BYTES, not one of"),
-        ({"inputs": [{**GOOD, "shape": [-2]}]}, b"", "shape [-2]"),
-        ({"inputs": [{**GOOD, "shape": [1] * 9}]}, b"", "up to 8 sizes"),
-        ({"inputs": [{**GOOD, "shape": [0, 10**30], "data": []}]}, b"", "more numbers than"),
-        ({"inputs": [{**GOOD, "shape": [2**62, 2**62], "data": []}]}, b"", "more numbers than"),
+        ({"inputs": [{**GOOD, "shape": [-2]}]}, b"", "shape.0: Input should be greater"),
+        ({"inputs": [{**GOOD, "shape": [1] * 9}]}, b"", "shape: List should have at most 8 items"),
+        ({"inputs": [{**GOOD, "shape": [0, 2**40, 2**40], "data": []}]}, b"", "shape.0: Input should be greater"),
+        ({"inputs": [{**GOOD, "shape": [2**62, 2**62], "data": []}]}, b"", "has 0 numbers"),
         ({"inputs": [{**GOOD, **BINARY}]}, b"ab", "either data or binary_data_size"),
         ({"inputs": [{**GOOD, "data": None}]}, b"", "either data or binary_data_size"),
         ({"inputs": [BINARY]}, b"a", "takes 2 bytes; 2 are stated, 1 are left"),

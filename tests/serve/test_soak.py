@@ -12,14 +12,26 @@ from support.images import noise
 from support.serving import JPEG, JSON, form, in_parallel, photo, serving
 
 pytestmark = pytest.mark.soak
-GROWTH = 16  # megabytes that the process may grow by after the first half
+RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Makes glibc return freed blocks from this size on, so that the size of the process tells what it holds.
+
+Otherwise glibc keeps freed images in its arenas: over 24 passes of 4,000 random bodies the process has between 208 and
+256 MB at rest, up and down in steps of 22. With it, the process stays at 173 MB once the arena of onnxruntime has grown
+(10 passes), and at 126 MB without that arena (6 passes). So nothing leaks.
+"""
+GROWTH = 16  # megabytes beyond what the first requests leave behind; the most that was measured is 3
 CLIENTS = 4
+LARGE, MANY = 6, 8  # places of two kinds of requests
 BUSY = 503  # what a slow machine may answer after --timeout
 
 
 @pytest.fixture(scope="module")
 def server(guards):
-    with serving(guards / "cifar10-small.zip", guards / "vectors.zip", "--timeout", 5, "--threads", 1) as running:
+    paths = guards / "cifar10-small.zip", guards / "vectors.zip"
+    with serving(*paths, "--timeout", 5, "--threads", 1, **RETURN_AT_ONCE) as running:
+        # the most that is decoded at the same time, and the most that the network is given
+        for costly in (LARGE, MANY):
+            run_clients(running, 20 * CLIENTS, lambda chosen, kinds, costly=costly: kinds[costly])
         yield running
 
 
@@ -79,8 +91,6 @@ def run_clients(server, requests, choose):
 
 
 def test_memory_stays_flat_under_full_load(server):
-    large = requests_of_all_kinds()[6]
-    run_clients(server, 5 * CLIENTS, lambda chosen, kinds: large)  # the most that is decoded at the same time
     found = run_clients(server, 1_600, lambda chosen, kinds: chosen.choice(kinds))
     assert all(status in {*expected, BUSY} for (expected,), status, _ in found)
     memory = [each for *_, each in found]
@@ -110,13 +120,12 @@ def random_body(chosen, kinds):
 
 
 def test_random_bodies(server):
-    run_clients(server, 4_000, random_body)  # what the allocator keeps for such bodies is there afterwards
     before = server.memory()
     statuses = Counter(status for _, status, _ in run_clients(server, 4_000, random_body))
     print(f"{dict(statuses)}, memory from {before} to {server.memory()} MB")
     assert not [status for status in statuses if status is None or (status >= 500 and status != BUSY)]
     assert {200, 400, 415, 422} <= {*statuses}
-    assert server.memory() - before < 64
+    assert server.memory() - before < GROWTH
     assert not server.other_lines
     assert not [line for line in server.log if line["level"] == "error"]
 

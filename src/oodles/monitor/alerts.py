@@ -47,10 +47,6 @@ class AlertRule:
                 f"error={self.error!r} must lie between 1e-9 and 0.5; it is a probability, such as 0.01"
             )
 
-    def as_record(self) -> dict[str, Any]:
-        """The rule as plain values, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Alert:

@@ -62,7 +62,16 @@ class CalibratedRate:
         """
         if self.rank > self.size:
             return 1.0
-        return _upper(self.rank, self.size, error)
+        counts = np.arange(self.rank, dtype=np.float64)
+        steps = np.log((self.size - counts[1:] + 1) / counts[1:])
+        ways = np.concatenate([[0.0], np.cumsum(steps)])  # logarithms of binomial coefficients
+        low, high = 0.0, 1.0
+        while True:  # bisect for the rate at which fewer than rank of size are rejected with probability error
+            middle = (low + high) / 2
+            if not low < middle < high or high - low < 1e-12 * high:
+                return high
+            tail = np.exp(ways + counts * math.log(middle) + (self.size - counts) * math.log1p(-middle)).sum()
+            low, high = (middle, high) if tail > error else (low, middle)
 
     def limits(self, inputs: int) -> tuple[float, float]:
         """Between which shares a window of ``inputs`` ID inputs is rejected, but for a probability of 0.27 %.
@@ -73,21 +82,6 @@ class CalibratedRate:
         if self.rank > self.size or inputs < 1:
             return 0.0, 1.0
         return _limits(self.rank, self.size, inputs)
-
-
-@lru_cache(maxsize=256)
-def _upper(rank: int, size: int, error: float) -> float:
-    """The rate at which fewer than ``rank`` of ``size`` are rejected with probability ``error``, by bisection."""
-    counts = np.arange(rank, dtype=np.float64)
-    steps = np.log((size - counts[1:] + 1) / counts[1:])
-    ways = np.concatenate([[0.0], np.cumsum(steps)])  # logarithms of binomial coefficients
-    low, high = 0.0, 1.0
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high or high - low < 1e-12 * high:
-            return high
-        tail = np.exp(ways + counts * math.log(middle) + (size - counts) * math.log1p(-middle)).sum()
-        low, high = (middle, high) if tail > error else (low, middle)
 
 
 @lru_cache(maxsize=1024)

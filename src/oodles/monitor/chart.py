@@ -22,7 +22,7 @@ def draw(monitor: Monitor) -> "Figure":
         raise DataError("there is nothing to draw: not one input was scored")
     first = windows[0]["first"]
     rates, low, high = (np.array([100 * window[name] for window in windows]) for name in ("rate", "low", "high"))
-    kept = monitor.windows
+    kept = monitor.windows.kept
     evidence = {REJECTIONS: np.array([window.rejections for window in kept])}
     if status["evidence"][P_VALUES] is not None:
         evidence[P_VALUES] = np.array([window.p_values for window in kept])

@@ -20,10 +20,6 @@ before, because it grows with the probability of the event and is exactly 1 at `
 Bets are fixed in advance, so the wealth depends on counts alone, and several alternatives cover small and large shifts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 
@@ -36,36 +32,24 @@ MAX_VALUE = 1e280  # of an e-detector: a smaller value is still one, and does no
 CHUNK = 64
 
 
-@dataclass(frozen=True)
 class Bets:
-    """One bet per event and alternative; events whose bound is 1 are certain to be allowed, and nothing is bet."""
+    """One bet per event and alternative; events whose bound is 1 are certain to be allowed, and nothing is bet.
 
-    bounds: tuple[float, ...]
+    ``event`` is the event of each bet, ``win`` its factor if the event happens, and ``lose`` its factor if not.
+    """
 
-    @cached_property
-    def _pairs(self) -> list[tuple[int, float, float]]:
-        pairs = (
-            (event, bound, bound + excess * (1 - bound)) for event, bound in enumerate(self.bounds) for excess in EXCESS
-        )
-        return [(event, bound, rate) for event, bound, rate in pairs if 0 < bound < rate < 1]
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        pairs = [
+            (event, bound, bound + excess * (1 - bound)) for event, bound in enumerate(bounds) for excess in EXCESS
+        ]
+        bets = [(event, bound, rate) for event, bound, rate in pairs if 0 < bound < rate < 1]
+        self.bounds = bounds
+        self.event = np.array([event for event, _, _ in bets], dtype=np.intp)
+        self.win = np.array([rate / bound for _, bound, rate in bets])
+        self.lose = np.array([(1 - rate) / (1 - bound) for _, bound, rate in bets])
 
     def __len__(self) -> int:
-        return len(self._pairs)
-
-    @cached_property
-    def event(self) -> npt.NDArray[np.intp]:
-        """The event of each bet."""
-        return np.array([event for event, _, _ in self._pairs], dtype=np.intp)
-
-    @cached_property
-    def win(self) -> Floats:
-        """The factor of each bet if its event happens."""
-        return np.array([rate / bound for _, bound, rate in self._pairs])
-
-    @cached_property
-    def lose(self) -> Floats:
-        """The factor of each bet if its event does not happen."""
-        return np.array([(1 - rate) / (1 - bound) for _, bound, rate in self._pairs])
+        return len(self.event)
 
     def factors(self, happened: Bools) -> Floats:
         """The factors ``(..., bets)`` of inputs with events ``(..., events)``."""
@@ -142,18 +126,3 @@ class Evidence:
             return trace, False
         self.values, self.since = np.zeros(len(self.bets)), 0
         return trace[: alarms[0] + 1], True
-
-    def add(self, others: Sequence["Evidence"]) -> None:
-        """Take over what others have seen of other parts of the same stream.
-
-        Sums of e-detectors grow by at most 1 per input of any part, so the promise holds for all inputs together.
-        Wealth follows from the counts; what is remembered of its past is only its value now, because the
-        largest of several would be too large too often.
-        """
-        for other in others:
-            self.inputs += other.inputs
-            self.counts = self.counts + other.counts
-            self.values = np.minimum(self.values + other.values, MAX_VALUE)
-            self.since += other.since
-        if others and len(self.bets):
-            self.best = max(0.0, float(self.bets.log_wealth(self.inputs, self.counts)))

@@ -1,26 +1,40 @@
 """``Monitor``: whether a stream of scored inputs is still like the calibration set."""
 
-import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from oodles.calibration import Threshold
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.monitor.alerts import Alert, AlertRule
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
 from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
-from oodles.monitor.record import KIND, MAX_ALERTS, SCHEMA, MonitorFields
-from oodles.monitor.summaries import MAX_WINDOW, ClassCounts, ScoreHistogram, Window, Windows
-from oodles.records.files import read_record, write_record
+from oodles.monitor.summaries import (
+    MAX_CLASSES,
+    MAX_WINDOW,
+    MAX_WINDOWS,
+    ClassCounts,
+    Count,
+    ScoreHistogram,
+    Value,
+    Window,
+    Windows,
+)
+from oodles.records.fields import ThresholdFields
+from oodles.records.files import Digest, Fields, read_record, write_record
 
 REJECTIONS, P_VALUES = "rejections", "p_values"
 WINDOW = 200
+KIND, SCHEMA = "monitor", 1
+MAX_ALERTS = 50  # that are remembered
+Label = Annotated[str, Meta(pattern="^(-1|0|[1-9][0-9]{0,17})$")]
 
 
 class Monitor:
@@ -72,7 +86,7 @@ class Monitor:
             margin = dkw_margin(len(scores), self._share / 2)
             self._evidence[P_VALUES] = Evidence(Bets(tuple(min(1.0, level + margin) for level in SMALL_P)))
         self.inputs = self.rejected = self.errors = 0
-        self._windows = Windows(window, [])
+        self.windows = Windows(window, [])
         self._scores = ScoreHistogram(scores)
         self._classes = ClassCounts(classes, class_counts)
         self.alerts: list[Alert] = []  # the last ones
@@ -112,7 +126,7 @@ class Monitor:
             place = rows[kind]
             traces[kind][place], alarms = evidence.observe(events[kind][place], self.alarm_at, self.rule.minimum)
             crossed += [(self.inputs + int(place[alarm]) + 1, kind) for alarm in alarms]
-        self._windows.observe(rejected, traces[REJECTIONS], traces[P_VALUES])
+        self.windows.observe(rejected, traces[REJECTIONS], traces[P_VALUES])
         self._scores.observe(scores)
         self._classes.observe(labels)
         self.inputs += len(scores)
@@ -160,7 +174,7 @@ class Monitor:
             "errors": self.errors,
             "rate": self.rejected / self.inputs if self.inputs else None,
             "expected": {"rate": self.rate.expected, "upper": self.upper},
-            "windows": self._windows.as_records(self.inputs, self.rate),
+            "windows": self.windows.as_records(self.inputs, self.rate),
             "alarm": None if self.alert is None else self.alert.as_record(),
             "alarms": self.raised,
             "evidence": {REJECTIONS: values[REJECTIONS], P_VALUES: values.get(P_VALUES), "alarm_at": self.alarm_at},
@@ -179,16 +193,6 @@ class Monitor:
     def differs(self) -> bool:
         """Whether the test of the whole stream says that it is not like the calibration set."""
         return any(evidence.best >= math.log(2 / self._share) for evidence in self._evidence.values())
-
-    @property
-    def window(self) -> int:
-        """Inputs per window."""
-        return self._windows.size
-
-    @property
-    def windows(self) -> list[Window]:
-        """The last windows, oldest first, at most 200."""
-        return list(self._windows.kept)
 
     # State --------------------------------------------------------------------------------------
 
@@ -232,47 +236,6 @@ class Monitor:
         monitor._restore(record, path)
         return monitor
 
-    @classmethod
-    def merge(cls, monitors: Sequence["Monitor"]) -> "Monitor":
-        """One monitor for replicas that share a stream between them; they stay as they are.
-
-        Counts and e-detectors are added, and the promise on false alarms then holds for all inputs together. The last
-        windows are added to each other, since there are no times. An alarm stands if it does in one of them.
-        """
-        if not monitors:
-            raise ArgumentError("there is nothing to merge; give at least one monitor")
-        first, *others = monitors
-        for other in others:
-            same = (first.guard, first._identity(), first.rule, first._windows.size)
-            if same != (other.guard, other._identity(), other.rule, other._windows.size):
-                raise ArgumentError("only monitors of one guard with the same threshold, rule and window can be merged")
-        merged = copy.deepcopy(first)
-        merged._add(others)
-        return merged
-
-    def _add(self, others: Sequence["Monitor"]) -> None:
-        parts = (self, *others)
-        inputs = sum(part.inputs for part in parts)
-        # an alarm is as many inputs ago as it was where it was raised
-        moved = [
-            (part.alert is each, Alert(each.kind, inputs - (part.inputs - each.since), each.message))
-            for part in parts
-            for each in part.alerts
-        ]
-        moved.sort(key=lambda pair: (pair[0], pair[1].since, pair[1].kind))  # those that stand are last
-        self._stands = any(stands for stands, _ in moved)
-        self.alerts = [alert for _, alert in moved][-MAX_ALERTS:]
-        self._last = inputs - min(part.inputs - part._last for part in parts)
-        self.inputs = inputs
-        self.rejected += sum(other.rejected for other in others)
-        self.errors += sum(other.errors for other in others)
-        self.raised += sum(other.raised for other in others)
-        for kind, evidence in self._evidence.items():
-            evidence.add([other._evidence[kind] for other in others])
-        self._windows.add([other._windows for other in others])
-        self._scores.add([other._scores for other in others])
-        self._classes.add([other._classes for other in others])
-
     def _identity(self) -> dict[str, Any]:
         """What the evidence was gathered against."""
         scores = self.threshold.id_scores
@@ -285,8 +248,8 @@ class Monitor:
             "schema": SCHEMA,
             "guard": self.guard,
             "threshold": self._identity(),
-            "rule": self.rule.as_record(),
-            "window": self._windows.size,
+            "rule": asdict(self.rule),
+            "window": self.windows.size,
             "inputs": self.inputs,
             "rejected": self.rejected,
             "errors": self.errors,
@@ -300,7 +263,7 @@ class Monitor:
                 }
                 for kind, each in self._evidence.items()
             },
-            "windows": [list(each) for each in self._windows.kept],
+            "windows": [list(each) for each in self.windows.kept],
             "scores": self._scores.counts.tolist(),
             "not_finite": self._scores.not_finite,
             "classes": {str(label): count for label, count in self._classes.counts.items()},
@@ -332,12 +295,45 @@ class Monitor:
             evidence.inputs, evidence.since, evidence.best = each["inputs"], each["since"], each["best"]
             evidence.counts = np.array(each["counts"], dtype=np.int64)
             evidence.values = np.array(each["values"], dtype=np.float64)
-        self._windows.kept = [Window(*each) for each in record["windows"]]
+        self.windows.kept = [Window(*each) for each in record["windows"]]
         self._scores.counts = np.array(record["scores"], dtype=np.int64)
         self._scores.not_finite = record["not_finite"]
         self._classes.counts.update({int(label): count for label, count in record["classes"].items()})
         self.alerts = [Alert(**each) for each in record["alerts"]]
         self.raised, self._stands, self._last = record["raised"], record["stands"], record["last"]
+
+
+class _Threshold(ThresholdFields, forbid_unknown_fields=True):
+    id_scores: Digest | None
+
+
+class _Evidence(Struct, forbid_unknown_fields=True):
+    inputs: Count
+    counts: Annotated[list[Count], Meta(max_length=100)]
+    best: Value
+    values: Annotated[list[Value], Meta(max_length=1000)]
+    since: Count
+
+
+class MonitorFields(Fields):
+    """The record of a :class:`oodles.monitor.Monitor`."""
+
+    guard: str
+    threshold: _Threshold
+    rule: AlertRule
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
+    inputs: Count
+    rejected: Count
+    errors: Count
+    evidence: dict[Literal["rejections", "p_values"], _Evidence]
+    windows: Annotated[list[Window], Meta(max_length=MAX_WINDOWS)]
+    scores: Annotated[list[Count], Meta(max_length=1000)]
+    not_finite: Count
+    classes: Annotated[dict[Label, Count], Meta(max_length=MAX_CLASSES + 1)]
+    alerts: Annotated[list[Alert], Meta(max_length=MAX_ALERTS)]
+    raised: Count
+    stands: bool
+    last: Count
 
 
 def _check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], accepted: Bools) -> None:

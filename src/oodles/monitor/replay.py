@@ -44,11 +44,13 @@ def open_monitor(
                 "scored it"
             )
     inputs = sum(1 for path in results for _ in read_rows(path))
-    counts = None if reference is None else _count_classes(read_rows(reference))
+    counts = None
+    if reference is not None:
+        counts = Counter(row.label for row in read_rows(reference) if row.error is None and row.label is not None)
     if state is not None and state.exists():
         known = Monitor.load(state, threshold=threshold, classes=classes, guard=guard, rule=rule, class_counts=counts)
-        if window not in (None, known.window):
-            raise ArgumentError(f"window {window}: {state} has windows of {known.window}; leave it out")
+        if window not in (None, known.windows.size):
+            raise ArgumentError(f"window {window}: {state} has windows of {known.windows.size}; leave it out")
         return known
     if window is None:
         window = WINDOW if state is not None else max(WINDOW, -(-inputs // MAX_WINDOWS))
@@ -65,17 +67,13 @@ def replay(monitor: Monitor, path: Path) -> Iterator[Alert]:
         scored = [row for row in batch if row.error is None]
         monitor.count_errors(len(batch) - len(scored))
         _check(monitor, scored, path)
+        # numbers that are not known become NaN
         yield from monitor.observe(
-            score=np.array([_number(row.score) for row in scored]),
-            p_value=np.array([_number(row.p_value) for row in scored]),
+            score=np.array([row.score for row in scored], dtype=np.float64),
+            p_value=np.array([row.p_value for row in scored], dtype=np.float64),
             label=np.array([-1 if row.label is None else row.label for row in scored], dtype=np.int64),
             is_id=np.array([row.is_id for row in scored], dtype=np.bool_),
         )
-
-
-def _count_classes(rows: Iterable[Row]) -> Counter[int]:
-    """How often each class was predicted."""
-    return Counter(row.label for row in rows if row.error is None and row.label is not None)
 
 
 def _check(monitor: Monitor, rows: Iterable[Row], path: Path) -> None:
@@ -91,7 +89,3 @@ def _check(monitor: Monitor, rows: Iterable[Row], path: Path) -> None:
                 f"{path} was not made with this guard's threshold: a score of {row.score:.7g} was {decided}, and the "
                 f"threshold is {value:.7g}; give the guard that scored it"
             )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -58,13 +58,6 @@ class Windows:
             self.kept[-1] += Window(len(rejected[part]), int(np.count_nonzero(rejected[part])), *peaks)
             start = part.stop
 
-    def add(self, others: Sequence["Windows"]) -> None:
-        """Add windows of other parts of the same stream, the last to the last: there are no times to go by."""
-        for other in others:
-            longer, shorter = sorted((self.kept, other.kept), key=len, reverse=True)
-            aligned = [Window()] * (len(longer) - len(shorter)) + shorter
-            self.kept = [one + two for one, two in zip(longer, aligned, strict=True)]
-
     def as_records(self, inputs: int, rate: CalibratedRate) -> list[dict[str, Any]]:
         """Each window with its first and last input, counted from 1, its rate and the limits of the rate."""
         records: list[dict[str, Any]] = []
@@ -105,12 +98,6 @@ class ScoreHistogram:
     def _count(self, scores: Array) -> npt.NDArray[np.int64]:
         return np.bincount(np.searchsorted(self.edges, scores, side="right"), minlength=len(self.edges) + 1)
 
-    def add(self, others: Sequence["ScoreHistogram"]) -> None:
-        """Add what others have counted."""
-        for other in others:
-            self.counts = self.counts + other.counts
-            self.not_finite += other.not_finite
-
     def as_record(self) -> dict[str, Any] | None:
         """Edges and counts, the shares in the calibration set, and how far the two are apart; None if unknown.
 
@@ -148,11 +135,6 @@ class ClassCounts:
         for label in labels.tolist():
             known = label in self.counts or (label >= 0 and len(self.counts) < MAX_CLASSES)
             self.counts[label if known else OTHERS] += 1
-
-    def add(self, others: Sequence["ClassCounts"]) -> None:
-        """Add what others have counted."""
-        for other in others:
-            self.counts.update(other.counts)
 
     def as_records(self) -> list[dict[str, Any]]:
         """The most frequent classes with their counts, and with the expected share if it is known."""

@@ -1,10 +1,12 @@
 """The bodies of requests and answers: what is read and written, and what /docs and /openapi.json describe."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from oodles.monitor import Alert
+
+MAX_DIMENSIONS = 8
 
 
 class _Strict(BaseModel):
@@ -32,7 +34,7 @@ class RequestTensor(BaseModel):
     """An input with its numbers, or with the number of its bytes after the JSON (`binary_data_size`)."""
 
     name: str
-    shape: list[int] = Field(json_schema_extra={"items": {"type": "integer", "minimum": 0}})
+    shape: list[Annotated[int, Field(ge=1)]] = Field(max_length=MAX_DIMENSIONS)
     datatype: str
     data: list[Any] | None = None
     parameters: dict[str, Any] = {}

@@ -73,13 +73,13 @@ class ServedGuard:
         self._observing = threading.Lock()
         self._changing = threading.Lock()
         self._in_progress, self._seconds_per_row = 0, 0.0
-        self._shown: tuple[str, str, str] | None = None
         self._stamp = self._current_stamp()
         self.version = self._open()
         self._batcher: Batcher[BatchKey, ArrayVerdict] = Batcher(
             self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
         )
         self._show_version()
+        telemetry.waiting.labels(self.name).set_function(lambda: self._in_progress)
 
     # Answering ----------------------------------------------------------------------------------
 
@@ -91,12 +91,10 @@ class ServedGuard:
             message = f"{self._in_progress} inputs wait for {self.name} already; try again later"
             raise HTTPException(503, message, {"Retry-After": str(seconds)})
         self._in_progress += rows
-        self._telemetry.waiting.labels(self.name).set(self._in_progress)
         try:
             yield
         finally:
             self._in_progress -= rows
-            self._telemetry.waiting.labels(self.name).set(self._in_progress)
 
     def submit(self, version: Version, arrays: Arrays, *, explain: bool) -> "Future[ArrayVerdict]":
         """Have rows answered that were prepared for a version."""
@@ -189,7 +187,7 @@ class ServedGuard:
             guard.save_threshold(threshold)
             self._stamp = self._current_stamp()
             self.reload_error = None
-            self._replace(Version(changed, self._new_monitor(changed), self.version.tokenizer))
+            self._replace(Version(changed, self._monitor_of(changed), self.version.tokenizer))
 
     def reload(self) -> None:
         """Take over the files if they have changed and are a guard that passes its checks; otherwise keep the old."""
@@ -221,7 +219,7 @@ class ServedGuard:
             side = guard.transform.resize
             for rows in sorted({1, self._settings.max_batch}):
                 guard.judge({INPUT: np.zeros((rows, side, side, 3), np.uint8)})
-        return Version(guard, self._restored_monitor(guard), tokenizer)
+        return Version(guard, self._monitor_of(guard, self._state), tokenizer)
 
     def _replace(self, version: Version) -> None:
         self.version = version
@@ -229,29 +227,18 @@ class ServedGuard:
         log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
 
     def _show_version(self) -> None:
-        labels = self.name, self.version.guard.identity[:12], self.version.guard.detector
-        if self._shown is not None and self._shown != labels:
-            self._telemetry.guards.remove(*self._shown)
-        self._telemetry.guards.labels(*labels).set(1)
-        self._shown = labels
+        guard = self.version.guard
+        self._telemetry.guards.labels(self.name).info({"version": guard.identity[:12], "detector": guard.detector})
 
-    def _restored_monitor(self, guard: ExportedGuard) -> Monitor:
-        """The monitor as it was before a restart, or a new one if there is none for this version."""
-        if self._state is not None and self._state.exists():
+    def _monitor_of(self, guard: ExportedGuard, state: Path | None = None) -> Monitor:
+        """Return the monitor as it was before a restart, or a new one if no state of this version is given."""
+        about: dict[str, Any] = {"classes": guard.class_names, "guard": guard.identity, "rule": self._rule}
+        if state is not None and state.exists():
             try:
-                return Monitor.load(
-                    self._state,
-                    threshold=guard.threshold,
-                    classes=guard.class_names,
-                    guard=guard.identity,
-                    rule=self._rule,
-                )
+                return Monitor.load(state, threshold=guard.threshold, **about)
             except FileError as error:
                 log("monitor reset", level=logging.WARNING, guard=self.name, reason=str(error))
-        return self._new_monitor(guard)
-
-    def _new_monitor(self, guard: ExportedGuard) -> Monitor:
-        return Monitor(guard.threshold, classes=guard.class_names, guard=guard.identity, rule=self._rule)
+        return Monitor(guard.threshold, **about)
 
     def _current_stamp(self) -> Stamp:
         """What changes with any of the guard's files, also if they arrive one after another."""

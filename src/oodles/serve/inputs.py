@@ -21,12 +21,11 @@ from oodles.errors import ArgumentError, FileError
 from oodles.extras import needed_by
 from oodles.records.files import read_regular
 from oodles.records.text import one_line, printable
-from oodles.serve.bodies import ScoreRequest
+from oodles.serve.bodies import MAX_DIMENSIONS, ScoreRequest
 from oodles.serve.settings import Settings
 
 STATUSES: dict[type[Exception], int] = {EmptyFileError: 400, NotAnImageError: 415, TooLargeError: 413}
 """What images that cannot be decoded are answered with, if not 422."""
-MAX_DIMENSIONS = 8
 NUMBERS = {bool, int, float}
 MAX_TOKENIZER_BYTES = 1 << 26
 MAX_TOKENS = 512  # of a text; what is longer is cut

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import HTTPException, Request
@@ -15,39 +15,37 @@ from oodles.records.text import printable
 from oodles.serve.settings import Settings
 
 Body = TypeVar("Body", bound=BaseModel)
-MAX_FIELDS = 64  # of a form, beside its files
 
 
-class Upload(NamedTuple):
-    """A file of a form, or the whole body."""
-
-    name: str | None
-    content: bytes
+@asynccontextmanager
+async def within(seconds: float, refusal: HTTPException) -> AsyncGenerator[None, None]:
+    """Raise the refusal if the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise refusal from None
 
 
 async def read_body(request: Request, settings: Settings, limit: int) -> bytes:
     """Read the whole body; raises if it is empty, has more than ``limit`` bytes, or takes too long."""
-    async with _in_time(settings.timeout):
+    async with within(settings.timeout, _too_slow(settings)):
         body = b"".join([chunk async for chunk in _chunks(request, limit)])
     if not body:
         raise HTTPException(400, "the request has no body; send an image, a form with images, or JSON")
     return body
 
 
-async def read_files(request: Request, settings: Settings) -> list[Upload]:
-    """Read the files of a form."""
-    parser = MultiPartParser(
-        request.headers,
-        _chunks(request, settings.max_bytes),
-        max_files=settings.max_images,
-        max_fields=MAX_FIELDS,
-    )
+async def read_files(request: Request, settings: Settings) -> list[tuple[str | None, bytes]]:
+    """Read the names and contents of the files of a form."""
+    chunks = _chunks(request, settings.max_bytes)
+    parser = MultiPartParser(request.headers, chunks, max_files=settings.max_images)
     parser.spool_max_size = settings.max_bytes + 1  # in memory, which the limit bounds; there may be no disk
     try:
-        async with _in_time(settings.timeout):
+        async with within(settings.timeout, _too_slow(settings)):
             form = await parser.parse()
             files = [each for _, each in form.multi_items() if isinstance(each, UploadFile)]
-            uploads = [Upload(each.filename, await each.read()) for each in files]
+            uploads = [(each.filename, await each.read()) for each in files]
             await form.close()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
@@ -84,11 +82,5 @@ async def _chunks(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
         yield chunk
 
 
-@asynccontextmanager
-async def _in_time(seconds: float) -> AsyncGenerator[None, None]:
-    """Raise if a client takes longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds; send it faster") from None
+def _too_slow(settings: Settings) -> HTTPException:
+    return HTTPException(408, f"the body did not arrive within {settings.timeout:g} seconds; send it faster")

@@ -27,7 +27,7 @@ from oodles.serve.bodies import (
 )
 from oodles.serve.guards import ServedGuard, Version
 from oodles.serve.inputs import image_arrays, request_arrays
-from oodles.serve.reading import Upload, parse_json, read_body, read_files
+from oodles.serve.reading import parse_json, read_body, read_files
 from oodles.serve.service import Service, Serving
 
 router = APIRouter(responses=ERRORS)
@@ -68,7 +68,7 @@ async def score(request: Request, service: Serving, guard: str | None = None, ex
             results = await _score_images(service, served, version, uploads, explain)
         elif kind.startswith(RAW):
             body = await read_body(request, settings, settings.max_bytes)
-            results = await _score_images(service, served, version, [Upload(None, body)], explain)
+            results = await _score_images(service, served, version, [(None, body)], explain)
         else:
             raise HTTPException(415, f"the content type {kind[:100]!r} is not one of {FORM}, {JSON}, image/*")
         request.state.about = {"guard": served.name, "inputs": len(results)}
@@ -77,23 +77,24 @@ async def score(request: Request, service: Serving, guard: str | None = None, ex
 
 
 async def _score_images(
-    service: Service, served: ServedGuard, version: Version, uploads: list[Upload], explain: bool
+    service: Service, served: ServedGuard, version: Version, uploads: list[tuple[str | None, bytes]], explain: bool
 ) -> list[Result]:
+    """Score files, given as names and contents."""
     transform = version.guard.transform
     if transform is None:
         names = ", ".join(each["name"] for each in version.guard.record["inputs"])
         raise HTTPException(415, f"{served.name} takes {names} as JSON, not images")
 
-    async def one(upload: Upload) -> ArrayVerdict:
-        arrays = await service.in_thread(image_arrays, upload.content, transform, service.settings)
+    async def one(content: bytes) -> ArrayVerdict:
+        arrays = await service.in_thread(image_arrays, content, transform, service.settings)
         return await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
 
     with served.admit(len(uploads)):
         async with service.in_time():
-            answers = await asyncio.gather(*map(one, uploads), return_exceptions=True)
+            answers = await asyncio.gather(*(one(content) for _, content in uploads), return_exceptions=True)
     results = []
-    for upload, answer in zip(uploads, answers, strict=True):
-        name = None if upload.name is None else printable(upload.name)[:MAX_NAME]
+    for (given, _), answer in zip(uploads, answers, strict=True):
+        name = None if given is None else printable(given)[:MAX_NAME]
         if isinstance(answer, ArrayVerdict):
             results.append(_result(version, answer, 0, name))
         elif not isinstance(answer, HTTPException):

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, HTTPException, Request
@@ -13,6 +13,7 @@ from oodles.deploy.artefact import Arrays, rows_of
 from oodles.deploy.exported import ArrayVerdict
 from oodles.records.text import printable
 from oodles.serve.guards import ServedGuard, Version
+from oodles.serve.reading import within
 from oodles.serve.settings import Settings
 from oodles.serve.telemetry import LOGGER, Telemetry, log
 
@@ -56,16 +57,10 @@ class Service:
         finally:
             self._requests -= 1
 
-    @asynccontextmanager
-    async def in_time(self) -> AsyncGenerator[None, None]:
+    def in_time(self) -> AbstractAsyncContextManager[None]:
         """Give up on an answer that takes longer than the settings allow."""
-        seconds = self.settings.timeout
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError:
-            message = f"there was no answer within {seconds:g} seconds; try again later"
-            raise HTTPException(503, message, {"Retry-After": "5"}) from None
+        message = f"there was no answer within {self.settings.timeout:g} seconds; try again later"
+        return within(self.settings.timeout, HTTPException(503, message, {"Retry-After": "5"}))
 
     async def answer(
         self, served: ServedGuard, version: Version, arrays: Arrays, *, explain: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -41,7 +41,7 @@ class Telemetry:
         self.alarm = gauge("oodles_monitor_alarm", "1 while an alarm stands.", guard)
         self.rate = gauge("oodles_monitor_rate", "Share of inputs rejected so far.", guard)
         self.rate_limit = gauge("oodles_monitor_rate_limit", "Largest share that the calibration explains.", guard)
-        self.guards = gauge("oodles_guard_info", "1 for the version that is served.", ["guard", "version", "detector"])
+        self.guards = Info("oodles_guard", "The version and detector that are served.", guard, registry=registry)
         kinds = "a new version was refused, monitoring not saved, a line not logged, an alarm not sent"
         self.failures = counter("oodles_failures", f"Failures outside requests: {kinds}.", ["kind"])
         for kind in FAILURES:
