@@ -1,7 +1,7 @@
 """Figures from arrays; nothing is computed here beyond what drawing needs."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +51,22 @@ def score_histograms(
     return figure
 
 
-def contributions(
-    panels: Mapping[str, tuple[Array, Array]], *, kept_from: int, units: Array | None = None, name: str | None = None
-) -> Figure:
+def contributions(panels: Mapping[str, tuple[Array, Array]], *, kept_from: int, name: str) -> Figure:
     """Figure 1: mean contribution of each unit with its standard deviation shaded, one panel per data set.
 
     ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are dropped.
-    With ``units``, the ranks of those that are drawn, the panels are below each other, for a narrow page.
     """
     with mpl.rc_context(STYLE):
-        if units is None:
-            figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
-        else:
-            figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
-            axes = list(figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
-        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
-        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
-            index = np.arange(len(mean)) if units is None else units
+        figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
+        for axis, colour, (title, (mean, spread)) in zip(axes, (ID_COLOUR, *OOD_COLOURS), panels.items(), strict=False):
+            index = np.arange(len(mean))
             axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
             axis.plot(index, mean, color=colour, linewidth=1.2)
             axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
             axis.axhline(0, color=INK, linewidth=0.6)
             axis.set_title(title)
-        for axis in axes if units is None else axes[-1:]:
             axis.set_xlabel("unit, by mean ID contribution")
-        if name is not None:
-            axes[0].set_ylabel(f"contribution to {name}")
+        axes[0].set_ylabel(f"contribution to {name}")
     return figure
 
 
@@ -107,11 +97,7 @@ def curves_over_p(
     """
     places = np.arange(len(grid))
     with mpl.rc_context(STYLE):
-        figure, axes = (
-            _panels(len(panels), width=3.8, height=3.2)
-            if len(panels) > 1
-            else _panels(1, width=NARROW[0], height=NARROW[1])
-        )
+        figure, axes = _panels(len(panels), width=3.8, height=3.2)
         for axis, (label, curves) in zip(axes, panels.items(), strict=True):
             for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
                 axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
@@ -125,7 +111,7 @@ def curves_over_p(
             axis.set_ylabel(label)
             if not label.startswith("AUROC"):
                 axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
-        _legend(figure, axes[0], columns=3 if len(panels) == 1 else 6)
+        _legend(figure, axes[0])
     return figure
 
 

@@ -1,6 +1,7 @@
 """A report on a guard: does it accept ID rows as it was set to, and does it reject OOD rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,10 +16,8 @@ from oodles.errors import ArgumentError, DataError
 from oodles.explanation.explaining import Explanation, explain
 from oodles.explanation.findings import Neighbour, class_text
 from oodles.features import Features
-from oodles.metrics import Row, evaluate
-from oodles.paper.published import published
+from oodles.metrics import Row, auroc
 from oodles.records.text import printable
-from oodles.report.dice import dice_sections
 from oodles.report.document import (
     Card,
     Figure,
@@ -31,7 +30,7 @@ from oodles.report.document import (
     judgement_facts,
     shortened,
 )
-from oodles.report.judged import Judged, Trial, roc
+from oodles.report.judged import Judged, ranked, roc
 from oodles.report.scored import binned, class_figure, class_table, score_edges
 from oodles.report.svg import draw
 
@@ -50,14 +49,12 @@ def guard_part(
     class_names: Sequence[str] = (),
     images: Mapping[str, ImageSet] | None = None,
     id_set: str = "id",
-    title: str | None = None,
 ) -> Part:
     """The part on a fitted detector and its threshold, from ID features that it was not fitted on.
 
     ``ood`` are features of OOD sets by name. With ``train``, the features that it was fitted on, nearest training rows
-    are named, and the curve over p is drawn if DICE is part of the detector. ``images`` are the images that features
-    came from, by the name of their set: ``id_set``, ``train`` or one of ``ood``. If ``id_set`` is one of the paper's,
-    its numbers are shown beside these.
+    are named. ``images`` are the images that features came from, by the name of their set: ``id_set``, ``train`` or one
+    of ``ood``.
     """
     sets = {printable(name): part for name, part in (ood or {}).items()}
     names = tuple(map(printable, class_names or features.class_names))
@@ -72,15 +69,23 @@ def guard_part(
         about.scores(),
         *about.ood_sections(),
         *about.classes(),
-        *dice_sections(about),
         _gallery(about),
     ]
-    named = title or f"Guard with {shortened(detector.spec, 60)}"
-    return Part(named, about.recommendation(), about.summary(), about.facts(), tuple(sections))
+    title = f"Guard with {shortened(detector.spec, 60)}"
+    return Part(title, about.recommendation(), about.summary(), about.facts(), tuple(sections))
 
 
-class _About(Trial):
-    """What a report says about a guard and the sets it was tried on."""
+@dataclass(frozen=True, eq=False)
+class _About:
+    """What a report says about a guard, the sets that it was tried on, and the images that their rows came from."""
+
+    detector: Detector
+    threshold: Threshold
+    id_set: Judged
+    ood: Sequence[Judged]
+    class_names: Sequence[str]
+    train: Features | None
+    images: Mapping[str, ImageSet]
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -195,23 +200,20 @@ class _About(Trial):
             return []
         cells = []
         for each, row in zip(self.ood, self.rows, strict=True):
-            cited = published(self.id_set.name, self.detector.spec, each.name)
             ends = {name: (100 * low, 100 * high) for name, (low, high) in row.intervals.items()}
             cells.append(
                 (
                     Cell(each.name),
                     Cell(len(each.scores)),
                     Rate(int((~each.accepted).sum()), len(each.accepted)).cell,
-                    Cell(100 * row.fpr95, ends["fpr95"], published=None if cited is None else cited.fpr95),
-                    Cell(100 * row.auroc, ends["auroc"], published=None if cited is None else cited.auroc),
+                    Cell(100 * row.fpr95, ends["fpr95"]),
+                    Cell(100 * row.auroc, ends["auroc"]),
                 )
             )
         columns = Column("OOD set"), Column("rows", ",d"), Column("rejected, %"), Column("FPR95, %"), Column("AUROC, %")
         caption = (
             "What the guard does with OOD rows; rejected: at its threshold. Intervals: Wilson's, and from resamples"
         )
-        if any(cell.published is not None for line in cells for cell in line):
-            caption += "; in brackets the DICE paper's numbers"
         return [Section("OOD sets", (), (), (Table(caption, columns, tuple(cells)), *self._members()))]
 
     def _members(self) -> list[Table]:
@@ -219,9 +221,8 @@ class _About(Trial):
             return []
         lines = []
         for member in self.detector.scoring_members():
-            parts = [Judged.of(each.name, each.features, member, self.threshold) for each in (self.id_set, *self.ood)]
-            rows = [evaluate(parts[0].ranked, each.ranked) for each in parts[1:]]
-            lines.append((Cell(member.spec), *(Cell(100 * row.auroc) for row in rows)))
+            ids, *others = (ranked(member.score(each.features).double().numpy()) for each in (self.id_set, *self.ood))
+            lines.append((Cell(member.spec), *(Cell(100 * auroc(ids, each)) for each in others)))
         columns = Column("member"), *(Column(each.name) for each in self.ood)
         return [Table("AUROC in percent of each detector in the ensemble alone", columns, tuple(lines))]
 
@@ -256,13 +257,13 @@ def _check_images(images: Mapping[str, ImageSet], sets: Mapping[str, Features]) 
             )
 
 
-def _gallery(trial: Trial) -> Section:
+def _gallery(about: _About) -> Section:
     """Return the galleries of rows."""
-    id_set, pictures = trial.id_set, Pictures()
+    id_set, pictures = about.id_set, Pictures()
     ids = [(id_set, row) for row in _by_score(id_set)]
-    others = [(each, row) for each in trial.ood for row in _by_score(each)]
+    others = [(each, row) for each in about.ood for row in _by_score(each)]
     others.sort(key=lambda pair: -pair[0].ranked[pair[1]])
-    near = sorted([*ids, *others], key=lambda pair: abs(pair[0].ranked[pair[1]] - trial.threshold.value))[:SHOWN]
+    near = sorted([*ids, *others], key=lambda pair: abs(pair[0].ranked[pair[1]] - about.threshold.value))[:SHOWN]
     near.sort(key=lambda pair: pair[0].ranked[pair[1]])
     groups = [
         ("Least in-distribution", f"Rows of {id_set.name} with the lowest scores, the lowest first.", ids[:SHOWN]),
@@ -270,50 +271,50 @@ def _gallery(trial: Trial) -> Section:
         ("OOD that looks most in-distribution", "OOD rows with the highest scores.", others[:SHOWN]),
         ("Most in-distribution", f"Rows of {id_set.name} with the highest scores.", ids[-1 : -SHOWN - 1 : -1]),
     ]
-    explained = _explained(trial, [pair for *_, rows in groups for pair in rows])
+    explained = _explained(about, [pair for *_, rows in groups for pair in rows])
     galleries = [
-        Gallery(heading, caption, tuple(_card(trial, *pair, explained[pair], pictures) for pair in rows))
+        Gallery(heading, caption, tuple(_card(about, *pair, explained[pair], pictures) for pair in rows))
         for heading, caption, rows in groups
         if rows
     ]
     note = "Rows are counted from 0. Features hold no images; --images NAME=PATH adds their pictures."
-    return Section("Inputs to look at", () if trial.images else (note,), galleries=tuple(galleries))
+    return Section("Inputs to look at", () if about.images else (note,), galleries=tuple(galleries))
 
 
-def _explained(trial: Trial, pairs: Sequence[tuple[Judged, int]]) -> dict[tuple[Judged, int], Explanation]:
+def _explained(about: _About, pairs: Sequence[tuple[Judged, int]]) -> dict[tuple[Judged, int], Explanation]:
     """Explain the rows, in one call for each set, because each call reads all training rows."""
     found: dict[tuple[Judged, int], Explanation] = {}
     for each in dict.fromkeys(each for each, _ in pairs):
         rows = sorted({row for other, row in pairs if other is each})
         part = each.features[rows]
-        answers = explain(trial.detector, part, trial.threshold, classes=trial.class_names, train=trial.train)
+        answers = explain(about.detector, part, about.threshold, classes=about.class_names, train=about.train)
         found |= {(each, row): answer for row, answer in zip(rows, answers, strict=True)}
     return found
 
 
-def _card(trial: Trial, each: Judged, row: int, found: Explanation, pictures: Pictures) -> Card:
-    (p_value,) = trial.threshold.p_values([found.score])
+def _card(about: _About, each: Judged, row: int, found: Explanation, pictures: Pictures) -> Card:
+    (p_value,) = about.threshold.p_values([found.score])
     label = None if found.label is None else _named(found.label, found.class_name)
     facts = judgement_facts(found.is_id, found.score, label, None if np.isnan(p_value) else p_value)
     near = [neighbour for finding in found.findings for neighbour in finding.neighbours][:NEAREST]
     return Card(
         f"{each.name}, row {row:,}",
         (*facts, *_most_sceptical(found)),
-        _picture(trial, each.name, row, pictures),
-        tuple(_nearest(trial, neighbour, pictures) for neighbour in near),
+        _picture(about, each.name, row, pictures),
+        tuple(_nearest(about, neighbour, pictures) for neighbour in near),
     )
 
 
-def _nearest(trial: Trial, neighbour: Neighbour, pictures: Pictures) -> Card:
+def _nearest(about: _About, neighbour: Neighbour, pictures: Pictures) -> Card:
     known = neighbour.train_row
     name = f"kept row {neighbour.index:,}" if known is None else f"row {known:,}"
     label = [] if neighbour.label is None else [_named(neighbour.label, neighbour.class_name)]
-    picture = None if known is None else _picture(trial, TRAIN, known, pictures)
+    picture = None if known is None else _picture(about, TRAIN, known, pictures)
     return Card(name, (*label, f"similarity {neighbour.similarity:.3f}"), picture)
 
 
-def _picture(trial: Trial, name: str, row: int, pictures: Pictures) -> Picture | None:
-    images = trial.images.get(name)
+def _picture(about: _About, name: str, row: int, pictures: Pictures) -> Picture | None:
+    images = about.images.get(name)
     return None if images is None else pictures.of(lambda: images.open(row), images.names[row])
 
 

@@ -1,6 +1,6 @@
 """Features of one set with the scores that a detector gives them: what the sections on a guard are made from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 
 from oodles.calibration import Threshold
-from oodles.data.image_sets import ImageSet
 from oodles.detectors import Detector
 from oodles.explanation.findings import class_text, name_of
 from oodles.features import Features
@@ -44,7 +43,7 @@ class Judged:
 
     @property
     def ranked(self) -> Floats:
-        """The scores, with that of a row that has none below all others: it is never accepted."""
+        """The scores without NaN."""
         return ranked(self.scores)
 
     @property
@@ -63,30 +62,14 @@ class Judged:
         if self.labels is None:
             return {}
         found = {int(label): self.accepted[self.labels == label] for label in np.unique(self.labels)}
-        return {class_name(label, names): Rate(int(each.sum()), len(each)) for label, each in found.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A guard, the sets that it is tried on, the rows that it was fitted on, and the images that rows came from."""
-
-    detector: Detector
-    threshold: Threshold
-    id_set: Judged
-    ood: Sequence[Judged]
-    class_names: Sequence[str]
-    train: Features | None
-    images: Mapping[str, ImageSet]
+        return {
+            class_text(label, name_of(label, names)): Rate(int(each.sum()), len(each)) for label, each in found.items()
+        }
 
 
 def ranked(scores: Floats) -> Floats:
-    """Scores without NaN: a row that has no score is below all others."""
+    """Scores without NaN: a row that has no score is below all others, so that it is never accepted."""
     return np.where(np.isfinite(scores), scores, -np.inf)
-
-
-def class_name(label: int, names: Sequence[str]) -> str:
-    """The name of a class, or its number."""
-    return class_text(label, name_of(label, names))
 
 
 def roc(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:
