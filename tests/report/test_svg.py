@@ -13,7 +13,7 @@ HOSTILE = "<script>alert('$x$')</script> & \"more\" 日本"
 def drawing(name: str = "svhn", number: int = 1) -> str:
     values = {name: np.array([1.0, 2.0, 0.5]), "textures": np.array([0.2, 0.1, 3.0])}
     figure = plots.binned_scores(np.arange(4.0), {"id": np.ones(3)}, values, threshold=1.5, unit="rows")
-    return draw(figure, f"scores of {name}", "", {}).numbered(number)
+    return draw(figure, f"scores of {name}", "").numbered(number)
 
 
 def test_a_drawing_has_texts_the_colours_of_the_page_and_nothing_from_outside() -> None:

@@ -36,7 +36,7 @@ QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG markup, what it shows in words, and the numbers that were drawn; :func:`oodles.report.svg.draw` makes it.
+    """SVG markup, and what it shows in words; :func:`oodles.report.svg.draw` makes it.
 
     Every id in the markup begins with ``prefix``, a text that occurs nowhere else.
     """
@@ -45,7 +45,6 @@ class Figure:
     prefix: str
     alternative: str
     caption: str
-    data: Mapping[str, Any]
 
     def numbered(self, number: int) -> str:
         """Return the markup with ids of its own, even if the same drawing is on the page twice."""

@@ -31,7 +31,7 @@ from oodles.report.document import (
     shortened,
 )
 from oodles.report.judged import Judged, ranked, roc
-from oodles.report.scored import binned, class_figure, class_table, score_edges
+from oodles.report.scored import binned, class_section, score_edges
 from oodles.report.svg import draw
 
 SHOWN, NEAREST = 5, 2  # rows of a gallery, training rows of each: with their pictures at most 60
@@ -169,8 +169,7 @@ class _About:
     def _histogram(self) -> Figure:
         parts = [self.id_set, *(each for each in self.ood if len(each.finite))]
         edges = score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
-        shares = {each.name: 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
-        drawn = {shortened(name): values for name, values in shares.items()}
+        drawn = {shortened(each.name): 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
         first = next(iter(drawn))
         figure = plots.binned_scores(
             edges, {first: drawn.pop(first)}, drawn, threshold=self.threshold.value, unit="rows (%)"
@@ -180,19 +179,16 @@ class _About:
         caption = (
             f"Scores of {self.id_set.name} (filled) and of the OOD sets (lines). Right of the threshold is accepted."
         )
-        data = {"edges": edges.tolist(), "threshold": self.threshold.value}
-        data |= {"percent": {name: values.tolist() for name, values in shares.items()}}
-        return draw(figure, alternative, caption, data)
+        return draw(figure, alternative, caption)
 
     def _roc(self) -> Figure:
-        curves = {each.name: roc(self.id_set.ranked, each.ranked) for each in self.ood}
+        curves = {shortened(each.name): roc(self.id_set.ranked, each.ranked) for each in self.ood}
         point = np.array([each.rate.percent for each in self.ood]), self.id_set.rate.percent
-        figure = plots.roc_curves({shortened(name): curve for name, curve in curves.items()}, point)
+        figure = plots.roc_curves(curves, point)
         areas = ", ".join(f"{row.ood_set} {100 * row.auroc:.1f} %" for row in self.rows)
         alternative = f"ROC curve of each OOD set. Areas under the curves: {areas}."
-        data = {name: {"ood": curve[0].tolist(), "id": curve[1].tolist()} for name, curve in curves.items()}
         caption = "ROC: the share of ID rows accepted against that of OOD rows, for every threshold; circles: this one."
-        return draw(figure, alternative, caption, data)
+        return draw(figure, alternative, caption)
 
     def ood_sections(self) -> list[Section]:
         """The metrics on each OOD set, and of each member of an ensemble."""
@@ -237,9 +233,8 @@ class _About:
         text = "A class that is accepted much less often than others is one that the guard serves badly: few training "
         text += "inputs, or varied ones. Some classes are low by chance."
         text += f" Below the rate by more than chance: {', '.join(low[:10])}." if low else ""
-        figure = class_figure(shown, rates, wanted, "the rate that the threshold was set for")
-        table = class_table(shown, rates, "Share of accepted ID rows by predicted class, the lowest first")
-        return [Section("ID rows by predicted class", (text,), (figure,), (table,))]
+        what = "the rate that the threshold was set for"
+        return [class_section("ID rows by predicted class", (text,), shown, rates, wanted, what)]
 
 
 # Rows worth looking at, with their pictures and their nearest training rows if these are known

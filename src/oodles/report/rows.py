@@ -243,22 +243,17 @@ class _Comparison:
 
     def _figure(self) -> Figure:
         drawn = self.ranked[:MAX_DRAWN]
+        found = {key: result.mean("fpr95") for key, result in self.grouped.items()}
         by_set = {
-            name: [self.mean(each, name, "fpr95") if (each, name) in self.grouped else None for each in drawn]
-            for name in self.sets
+            shortened(name): np.array([found.get((each, name), math.nan) for each in drawn]) for name in self.sets
         }
-        average = [self.mean(each, AVERAGE, "fpr95") for each in drawn]
-        figure = plots.detector_dots(
-            [shortened(shown_name(each)) for each in drawn],
-            {shortened(name): np.array(values, dtype=float) for name, values in by_set.items()},
-            np.array(average),
-        )
+        average = np.array([found[each, AVERAGE] for each in drawn])
+        figure = plots.detector_dots([shortened(shown_name(each)) for each in drawn], by_set, average)
         best, worst = f"{shown_name(drawn[0])}, {average[0]:.1f} %", f"{shown_name(drawn[-1])}, {average[-1]:.1f} %"
         alternative = f"FPR95 of {len(drawn)} detectors on {len(self.sets)} OOD sets. Lowest average: {best}"
         alternative += f"; highest: {worst}." if len(drawn) > 1 else "."
-        data = {"detectors": [shown_name(each) for each in drawn], "average": average, "fpr95": by_set}
         caption = "FPR95 of each detector: a dot for each OOD set, a bar at the average."
-        return draw(figure, alternative, caption, data)
+        return draw(figure, alternative, caption)
 
     def _others(self) -> Table:
         metrics = {
