@@ -42,7 +42,14 @@ def score_histograms(
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(scores), width=4.2, height=3.4)
         for axis, (detector, (id_scores, ood)) in zip(axes, scores.items(), strict=True):
-            _histograms(axis, id_scores, ood)
+            bins = score_edges(np.concatenate([id_scores, *ood.values()]), 60)
+            weights = np.full(len(id_scores), 1 / len(id_scores))
+            axis.hist(id_scores, bins.tolist(), weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
+            for colour, (name, values) in zip(cycle(OOD_COLOURS), ood.items(), strict=False):
+                weights = np.full(len(values), 1 / len(values))
+                axis.hist(
+                    values, bins.tolist(), weights=weights, histtype="step", linewidth=1.4, color=colour, label=name
+                )
             axis.axvline(thresholds[detector], color=INK, linewidth=1, linestyle="--", label="accepts 95 % of ID")
             axis.set_title(f"{detector}\n{notes[detector]}")
             axis.set_xlabel("score (larger = more in-distribution)")
@@ -77,10 +84,10 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
         for axis, (title, (on_id, on_ood)) in zip(axes, panels.items(), strict=True):
             # fewer bins for fewer rows, so that the histogram stays smooth
             count = int(np.clip(2 * np.sqrt(min(len(on_id), len(on_ood))), 12, 50))
-            bins = _bins(np.concatenate([on_id, on_ood]), count)
+            bins = score_edges(np.concatenate([on_id, on_ood]), count)
             for values, colour, label in ((on_id, ID_COLOUR, "ID"), (on_ood, OOD_COLOURS[0], "OOD")):
-                axis.hist(values, bins, density=True, color=colour, alpha=0.45, label=label)
-                axis.hist(values, bins, density=True, color=colour, histtype="step", linewidth=1.2)
+                axis.hist(values, bins.tolist(), density=True, color=colour, alpha=0.45, label=label)
+                axis.hist(values, bins.tolist(), density=True, color=colour, histtype="step", linewidth=1.2)
             axis.set_title(f"{title}\nOOD standard deviation {on_ood.std():.2f}")
             axis.set_xlabel(f"output of {name}")
         axes[0].set_ylabel("density")
@@ -259,14 +266,15 @@ def monitored_stream(
         for axis in (above, below):
             for alarm in alarms:
                 axis.axvline(alarm, color=INK, linewidth=1, alpha=0.7)
-        handles = [axis.get_legend_handles_labels() for axis in (above, below)]
-        figure.legend(
-            [each for found, _ in handles for each in found],
-            [each for _, labels in handles for each in labels],
-            loc="outside lower center",
-            ncols=3,
-        )
+        figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def score_edges(values: Array, count: int = 51) -> Array:
+    """Return ``count`` edges of bins that leave out the outermost thousandths."""
+    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
+    pad = max(abs(low), abs(high), 1.0) * 1e-6
+    return np.linspace(low, high, count) if high - low > pad else np.linspace(low - 0.5, high + 0.5, count)
 
 
 def check_picture(path: Path) -> None:
@@ -307,20 +315,3 @@ def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:
     """One legend below the panels."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns))
-
-
-def _bins(values: Array, count: int) -> list[float]:
-    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    edges: list[float] = np.linspace(low, high, count).tolist()
-    return edges
-
-
-def _histograms(axis: Axes, id_scores: Array, ood: Mapping[str, Array]) -> None:
-    bins = _bins(np.concatenate([id_scores, *ood.values()]), 60)
-    weights = np.full(len(id_scores), 1 / len(id_scores))
-    axis.hist(id_scores, bins, weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
-    for colour, (name, values) in zip(cycle(OOD_COLOURS), ood.items(), strict=False):
-        weights = np.full(len(values), 1 / len(values))
-        axis.hist(values, bins, weights=weights, histtype="step", linewidth=1.4, color=colour, label=name)

@@ -31,7 +31,7 @@ from oodles.report.document import (
     shortened,
 )
 from oodles.report.judged import Judged, ranked, roc
-from oodles.report.scored import binned, class_section, score_edges
+from oodles.report.scored import binned, class_section
 from oodles.report.svg import draw
 
 SHOWN, NEAREST = 5, 2  # rows of a gallery, training rows of each: with their pictures at most 60
@@ -168,7 +168,7 @@ class _About:
 
     def _histogram(self) -> Figure:
         parts = [self.id_set, *(each for each in self.ood if len(each.finite))]
-        edges = score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
+        edges = plots.score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
         drawn = {shortened(each.name): 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
         first = next(iter(drawn))
         figure = plots.binned_scores(

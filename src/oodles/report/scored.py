@@ -24,7 +24,6 @@ from oodles.report.svg import draw
 Array = npt.NDArray[Any]
 
 USUAL = 5.0  # percent of ID inputs that a guard at the usual rate rejects
-BINS = 50
 MAX_DRAWN, MAX_LINES, MAX_ERRORS = 25, 60, 10
 PATH_LENGTH = 90
 MAX_NAMES = 10_000  # different classes or errors that are counted separately
@@ -184,7 +183,7 @@ def _scores(tally: Tally) -> Section:
 
 def _score_figure(tally: Tally) -> Figure:
     values = {"accepted": np.array(tally.accepted), "rejected": np.array(tally.rejected)}
-    edges = score_edges(np.concatenate(list(values.values())))
+    edges = plots.score_edges(np.concatenate(list(values.values())))
     counts = {name: binned(each, edges) for name, each in values.items() if len(each)}
     threshold = tally.threshold()
     drawn = plots.binned_scores(edges, counts, {}, threshold=threshold, unit="inputs")
@@ -196,13 +195,6 @@ def _score_figure(tally: Tally) -> Figure:
     if threshold is not None:
         caption += " The threshold is at or just below the dashed line, the lowest accepted score."
     return draw(drawn, alternative, caption)
-
-
-def score_edges(values: Array) -> Array:
-    """Edges of bins that leave out the outermost thousandths."""
-    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
-    pad = max(abs(low), abs(high), 1.0) * 1e-6
-    return np.linspace(low, high, BINS + 1) if high - low > pad else np.linspace(low - 0.5, high + 0.5, BINS + 1)
 
 
 def binned(values: Array, edges: Array) -> Array:
