@@ -196,7 +196,10 @@ def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, fl
 def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average: Array) -> Figure:
     """FPR95 of each detector, one line each: a dot per set and a bar at the average."""
     with mpl.rc_context(STYLE):
-        figure, axis, places = _named_lines(detectors, 1.1)
+        figure, axis = _narrow(1.1 + 0.21 * len(detectors))
+        places = np.arange(len(detectors))[::-1]
+        axis.set_yticks(places, detectors)
+        axis.set_ylim(-0.7, len(detectors) - 0.3)
         for place in places:
             axis.axhline(place, color=INK, linewidth=0.4, alpha=0.25)
         for colour, (name, values) in zip(cycle(OOD_COLOURS), by_set.items(), strict=False):
@@ -204,31 +207,6 @@ def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average
         axis.plot(average, places, "|", color=INK, markersize=9, markeredgewidth=2, label="average")
         axis.set_xlabel("FPR95 (%), lower is better")
         _legend(figure, axis, columns=3)
-    return figure
-
-
-def rates_by_class(names: Sequence[str], rates: Array, low: Array, high: Array, *, expected: float) -> Figure:
-    """The share of accepted inputs by predicted class, in percent with intervals; a line at the expected share."""
-    with mpl.rc_context(STYLE):
-        figure, axis, places = _named_lines(names, 1.0)
-        axis.hlines(places, low, high, color=ID_COLOUR, linewidth=1.2, label="95 % interval")
-        axis.plot(rates, places, "o", color=ID_COLOUR, markersize=4, label="accepted")
-        axis.axvline(expected, color=INK, linewidth=1, linestyle="--", label=f"{expected:g} %")
-        axis.set_xlabel("accepted (%)")
-        _legend(figure, axis, columns=3)
-    return figure
-
-
-def p_value_bars(edges: Array, counts: Array) -> Figure:
-    """How many inputs have which p-value; the line is where every bar would end if all inputs were ID."""
-    with mpl.rc_context(STYLE):
-        figure, axis = _narrow()
-        axis.stairs(counts, edges, fill=True, color=ID_COLOUR, alpha=0.45, label="inputs")
-        level = float(np.sum(counts)) / len(counts)
-        axis.axhline(level, color=INK, linewidth=1, linestyle="--", label="if all were in-distribution")
-        axis.set_xlabel("p-value (small = unlike the calibration set)")
-        axis.set_ylabel("inputs")
-        _legend(figure, axis, columns=2)
     return figure
 
 
@@ -300,15 +278,6 @@ def _panels(count: int, *, width: float, height: float, sharey: bool = False) ->
 def _narrow(height: float = NARROW[1]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(NARROW[0], height), layout="constrained")
     return figure, figure.subplots()
-
-
-def _named_lines(names: Sequence[str], margins: float) -> tuple[Figure, Axes, Array]:
-    """A narrow figure with one line for each name from top to bottom, and the places of these lines."""
-    figure, axis = _narrow(margins + 0.21 * len(names))
-    places = np.arange(len(names))[::-1]
-    axis.set_yticks(places, names)
-    axis.set_ylim(-0.7, len(names) - 0.3)
-    return figure, axis, places
 
 
 def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:

@@ -55,7 +55,7 @@ def test_the_report_has_the_details_and_its_path_comes_last(ran: tuple[Path, str
         assert word in page.text, word
     for heading in ("How much to drop", "Inputs to look at", "nearest training rows"):
         assert heading in page.text, heading
-    assert len(page.all("svg")) == 8
+    assert len(page.all("svg")) == 6
 
 
 def test_the_histograms_are_a_complete_png(ran: tuple[Path, str]) -> None:

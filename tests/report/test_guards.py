@@ -59,7 +59,7 @@ def test_a_page_with_everything(sets: tuple, tmp_path: Path) -> None:
     page = check_page(tmp_path / "report.html")
     headings = [each.heading for each in part.sections]
     assert headings == ["Scores", "OOD sets", "ID rows by predicted class", "Inputs to look at"]
-    assert len(page.all("svg")) == 3
+    assert len(page.all("svg")) == 2
     assert EVIL in page.text
     assert json.loads(beside.read_text())["parts"][0]["facts"]["set to accept"] == "90 % of ID"
     assert "nearest training rows" in page.text

@@ -56,7 +56,7 @@ def test_very_many_names_are_counted_together(monkeypatch: pytest.MonkeyPatch) -
 def test_scores_that_are_not_finite_are_no_scores() -> None:
     tally = Tally(Row("x", 0, "cat", 0.5, score, float("nan"), True) for score in (np.nan, np.inf, -np.inf, 1.0))
     assert tally.scored == 1
-    assert tally.with_p_value == 0
+    assert tally.p_values.total == 0
 
 
 @given(total=st.integers(1, 3000), share=st.floats(0, 1))

@@ -140,18 +140,9 @@ def print_table(console: Console, table: Table) -> None:
     while start < count:
         parts = [(stop, _rich(table, start, stop)) for stop in range(count, start, -1)]
         start, part = next((pair for pair in parts if _width(console, pair[1]) <= console.width), parts[-1])
-        _print_full_width(console, part)
+        part.width = _width(console, part)  # even if a single column is wider than the terminal
+        console.print(part, crop=False)
     console.print(table.caption, style="italic")
-
-
-def _print_full_width(console: Console, table: RichTable) -> None:
-    """Print a table even if a single column is wider than the terminal, which then wraps its lines."""
-    actual = console.width
-    console.width = max(actual, _width(console, table))
-    try:
-        console.print(table)
-    finally:
-        console.width = actual
 
 
 def _rich(table: Table, start: int, stop: int) -> RichTable:

@@ -194,10 +194,7 @@ class Pictures:
 
 
 def _copy(image: Image.Image, name: str) -> Picture:
-    if image.mode != "RGB":
-        layered = image.convert("RGBA")
-        image = Image.new("RGB", layered.size, "white")
-        image.paste(layered, mask=layered.getchannel("A"))
+    image = image.convert("RGB")  # as the network sees it
     image.thumbnail((SIDE, SIDE))
     content = io.BytesIO()
     image.save(content, "JPEG", quality=QUALITY, optimize=True)

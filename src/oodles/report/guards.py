@@ -31,7 +31,7 @@ from oodles.report.document import (
     shortened,
 )
 from oodles.report.judged import Judged, ranked, roc
-from oodles.report.scored import binned, class_section
+from oodles.report.scored import binned, class_table
 from oodles.report.svg import draw
 
 SHOWN, NEAREST = 5, 2  # rows of a gallery, training rows of each: with their pictures at most 60
@@ -233,8 +233,7 @@ class _About:
         text = "A class that is accepted much less often than others is one that the guard serves badly: few training "
         text += "inputs, or varied ones. Some classes are low by chance."
         text += f" Below the rate by more than chance: {', '.join(low[:10])}." if low else ""
-        what = "the rate that the threshold was set for"
-        return [class_section("ID rows by predicted class", (text,), shown, rates, wanted, what)]
+        return [Section("ID rows by predicted class", (text,), tables=(class_table(shown, rates),))]
 
 
 # Rows worth looking at, with their pictures and their nearest training rows if these are known

@@ -18,18 +18,17 @@ from oodles.bench.tables import Cell, Column, Table
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import Row
 from oodles.records.text import printable
-from oodles.report.document import Card, Figure, Gallery, Part, Pictures, Rate, Section, judgement_facts, shortened
+from oodles.report.document import Card, Gallery, Part, Pictures, Rate, Section, judgement_facts, shortened
 from oodles.report.svg import draw
 
 Array = npt.NDArray[Any]
 
 USUAL = 5.0  # percent of ID inputs that a guard at the usual rate rejects
-MAX_DRAWN, MAX_LINES, MAX_ERRORS = 25, 60, 10
+MAX_LINES, MAX_ERRORS = 60, 10
 PATH_LENGTH = 90
 MAX_NAMES = 10_000  # different classes or errors that are counted separately
 BATCH = 1000  # rows that are looked at together
 NAME_LENGTH = 120
-P_BINS = 20
 OTHERS = "others"
 
 
@@ -42,7 +41,7 @@ class Tally:
         self.by_class: Counter[str] = Counter()
         self.accepted_by_class: Counter[str] = Counter()
         self.accepted, self.rejected = array("d"), array("d")
-        self.p_values = np.zeros(P_BINS, dtype=np.int64)
+        self.p_values = Rate(0, 0)  # how many of them are below 0.05
         self.highest: list[Row] = []
         self.lowest: list[Row] = []
         self.just_accepted: list[Row] = []
@@ -60,11 +59,6 @@ class Tally:
     def rejection(self) -> Rate:
         """The share of scored inputs that were rejected."""
         return Rate(len(self.rejected), self.scored)
-
-    @property
-    def with_p_value(self) -> int:
-        """How many inputs have a p-value."""
-        return int(self.p_values.sum())
 
     def threshold(self) -> float | None:
         """The lowest accepted score, which is at least the threshold; None if accepted and rejected scores overlap."""
@@ -92,7 +86,7 @@ class Tally:
             self.accepted_by_class[name] += 1
         (self.accepted if row.is_id else self.rejected).append(row.score)
         if row.p_value is not None and 0 <= row.p_value <= 1:
-            self.p_values[min(int(row.p_value * P_BINS), P_BINS - 1)] += 1
+            self.p_values = Rate(self.p_values.count + (row.p_value < 0.05), self.p_values.total + 1)
         return True
 
 
@@ -157,9 +151,8 @@ def _summary(tally: Tally) -> tuple[str, ...]:
             f"Of {tally.scored:,} scored inputs {tally.rejection} were rejected; the interval holds if they are a "
             "random sample of those to come."
         )
-    if tally.with_p_value:
-        low = Rate(int(tally.p_values[: P_BINS // 20].sum()), tally.with_p_value)
-        lines.append(f"{low} have a p-value below 0.05; of ID inputs it would be about 5 %.")
+    if tally.p_values.total:
+        lines.append(f"{tally.p_values} have a p-value below 0.05; of ID inputs it would be about 5 %.")
     if tally.errors:
         lines.append(f"{tally.errors.total():,} of {tally.total:,} inputs could not be scored: not in-distribution.")
     if tally.scored:
@@ -171,17 +164,6 @@ def _summary(tally: Tally) -> tuple[str, ...]:
 
 
 def _scores(tally: Tally) -> Section:
-    figures = [_score_figure(tally)]
-    if tally.with_p_value:
-        edges = np.linspace(0, 1, P_BINS + 1)
-        alternative = f"Histogram of {tally.with_p_value:,} p-values; {tally.p_values[0]:,} are below {1 / P_BINS:g}."
-        drawn = plots.p_value_bars(edges, tally.p_values)
-        caption = "P-values of the inputs. If all were in-distribution, the bars would be level with the line."
-        figures.append(draw(drawn, alternative, caption))
-    return Section("Scores", (), tuple(figures))
-
-
-def _score_figure(tally: Tally) -> Figure:
     values = {"accepted": np.array(tally.accepted), "rejected": np.array(tally.rejected)}
     edges = plots.score_edges(np.concatenate(list(values.values())))
     counts = {name: binned(each, edges) for name, each in values.items() if len(each)}
@@ -194,7 +176,7 @@ def _score_figure(tally: Tally) -> Figure:
     caption = "Scores of accepted and rejected inputs; the outermost bars include everything beyond."
     if threshold is not None:
         caption += " The threshold is at or just below the dashed line, the lowest accepted score."
-    return draw(drawn, alternative, caption)
+    return Section("Scores", figures=(draw(drawn, alternative, caption),))
 
 
 def binned(values: Array, edges: Array) -> Array:
@@ -209,26 +191,14 @@ def _classes(tally: Tally) -> Section:
     common = sorted(rates, key=lambda name: -rates[name].total)[:MAX_LINES]
     shown = sorted(common, key=lambda name: (rates[name].percent, name))
     notes = (f"The {len(shown)} most frequent of {len(rates):,} classes.",) if len(rates) > len(shown) else ()
-    return class_section("Predicted classes", notes, shown, rates, 100 - tally.rejection.percent, "all inputs")
+    return Section("Predicted classes", notes, tables=(class_table(shown, rates),))
 
 
-def class_section(
-    heading: str, notes: tuple[str, ...], names: list[str], rates: dict[str, Rate], expected: float, of_what: str
-) -> Section:
-    """A table of the classes, and a figure of the first of them with the share that is expected."""
+def class_table(names: list[str], rates: dict[str, Rate]) -> Table:
+    """Return counts and shares by class."""
     lines = [(Cell(name), Cell(rates[name].total), Cell(rates[name].count), rates[name].cell) for name in names]
     columns = Column("predicted class"), Column("inputs", ",d"), Column("accepted", ",d"), Column("accepted, %")
-    table = Table("Share of accepted inputs by predicted class, the lowest first", columns, tuple(lines))
-    drawn = names[:MAX_DRAWN]
-    ends = np.array([rates[name].interval for name in drawn])
-    percents = np.array([rates[name].percent for name in drawn])
-    figure = plots.rates_by_class(
-        [shortened(name) for name in drawn], percents, ends[:, 0], ends[:, 1], expected=round(expected, 1)
-    )
-    lowest = f"{drawn[0]}, {percents[0]:.1f} %"
-    alternative = f"Share of accepted inputs for {len(drawn)} predicted classes; the lowest is {lowest}."
-    caption = f"Accepted inputs by predicted class with 95 % intervals; the dashed line is {of_what}."
-    return Section(heading, notes, (draw(figure, alternative, caption),), (table,))
+    return Table("Share of accepted inputs by predicted class, the lowest first", columns, tuple(lines))
 
 
 def _errors(tally: Tally) -> Section:
