@@ -1,10 +1,13 @@
 """A report on a guard: does it accept ID rows as it was set to, and does it reject OOD rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from oodles import plots
 from oodles.bench.tables import Cell, Column, Table
@@ -14,9 +17,9 @@ from oodles.detectors import Detector
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.errors import ArgumentError, DataError
 from oodles.explanation.explaining import Explanation, explain
-from oodles.explanation.findings import Neighbour, class_text
+from oodles.explanation.findings import Neighbour, class_text, name_of
 from oodles.features import Features
-from oodles.metrics import Row, auroc
+from oodles.metrics import Row, auroc, evaluate
 from oodles.records.text import printable
 from oodles.report.document import (
     Card,
@@ -30,13 +33,55 @@ from oodles.report.document import (
     judgement_facts,
     shortened,
 )
-from oodles.report.judged import Judged, ranked, roc
 from oodles.report.scored import binned, class_table
 from oodles.report.svg import draw
 
+Floats = npt.NDArray[np.float64]
+
 SHOWN, NEAREST = 5, 2  # rows of a gallery, training rows of each: with their pictures at most 60
 TRAIN = "train"
+RESAMPLES = 300
+ROC_POINTS = 100
 POOR = 0.7  # an AUROC below which a detector is of little use
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A set: its name, its features, their scores, the predicted classes if there are logits, and what is accepted.
+
+    The score of a row that has none is -inf: below all others, and never accepted.
+    """
+
+    name: str
+    features: Features
+    scores: Floats
+    labels: npt.NDArray[np.int64] | None
+    accepted: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, name: str, features: Features, detector: Detector, threshold: Threshold) -> "Judged":
+        """Score the rows of a set."""
+        scores = ranked(detector.score(features))
+        return cls(name, features, scores, _predicted(features), threshold.is_id(scores))
+
+    @property
+    def rate(self) -> Rate:
+        """The share of accepted rows."""
+        return Rate(int(self.accepted.sum()), len(self.accepted))
+
+    @property
+    def finite(self) -> Floats:
+        """The scores that there are."""
+        return self.scores[np.isfinite(self.scores)]
+
+    def rates_by_class(self, names: Sequence[str]) -> dict[str, Rate]:
+        """The share of accepted rows of each predicted class."""
+        if self.labels is None:
+            return {}
+        found = {int(label): self.accepted[self.labels == label] for label in np.unique(self.labels)}
+        return {
+            class_text(label, name_of(label, names)): Rate(int(each.sum()), len(each)) for label, each in found.items()
+        }
 
 
 def guard_part(
@@ -65,8 +110,9 @@ def guard_part(
     if not len(judged[0].finite):
         raise DataError(f"{detector} gives not one ID row a finite score; are the features those it was fitted on?")
     about = _About(detector, threshold, judged[0], judged[1:], names, train, images or {})
+    figures = [about.histogram(), about.roc()] if sets else [about.histogram()]
     sections = [
-        about.scores(),
+        Section("Scores", figures=tuple(figures)),
         *about.ood_sections(),
         *about.classes(),
         _gallery(about),
@@ -90,7 +136,8 @@ class _About:
     @cached_property
     def rows(self) -> list[Row]:
         """The metrics on each OOD set."""
-        return [self.id_set.against(each, self.detector.spec) for each in self.ood]
+        own = self.id_set.scores
+        return [evaluate(own, each.scores, ood_set=each.name, bootstrap=RESAMPLES) for each in self.ood]
 
     @cached_property
     def is_calibration(self) -> bool:
@@ -159,14 +206,8 @@ class _About:
             lines.append("OOD inputs of other kinds than these may be easier or harder to detect.")
         return tuple(lines)
 
-    def scores(self) -> Section:
-        """Histograms with the threshold, and the ROC."""
-        figures = [self._histogram()]
-        if self.ood:
-            figures.append(self._roc())
-        return Section("Scores", (), tuple(figures))
-
-    def _histogram(self) -> Figure:
+    def histogram(self) -> Figure:
+        """The scores of every set with the threshold."""
         parts = [self.id_set, *(each for each in self.ood if len(each.finite))]
         edges = plots.score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
         drawn = {shortened(each.name): 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
@@ -181,8 +222,9 @@ class _About:
         )
         return draw(figure, alternative, caption)
 
-    def _roc(self) -> Figure:
-        curves = {shortened(each.name): roc(self.id_set.ranked, each.ranked) for each in self.ood}
+    def roc(self) -> Figure:
+        """The ROC of every OOD set."""
+        curves = {shortened(each.name): roc(self.id_set.scores, each.scores) for each in self.ood}
         point = np.array([each.rate.percent for each in self.ood]), self.id_set.rate.percent
         figure = plots.roc_curves(curves, point)
         areas = ", ".join(f"{row.ood_set} {100 * row.auroc:.1f} %" for row in self.rows)
@@ -217,7 +259,7 @@ class _About:
             return []
         lines = []
         for member in self.detector.scoring_members():
-            ids, *others = (ranked(member.score(each.features).double().numpy()) for each in (self.id_set, *self.ood))
+            ids, *others = (ranked(member.score(each.features)) for each in (self.id_set, *self.ood))
             lines.append((Cell(member.spec), *(Cell(100 * auroc(ids, each)) for each in others)))
         columns = Column("member"), *(Column(each.name) for each in self.ood)
         return [Table("AUROC in percent of each detector in the ensemble alone", columns, tuple(lines))]
@@ -234,6 +276,30 @@ class _About:
         text += "inputs, or varied ones. Some classes are low by chance."
         text += f" Below the rate by more than chance: {', '.join(low[:10])}." if low else ""
         return [Section("ID rows by predicted class", (text,), tables=(class_table(shown, rates),))]
+
+
+def ranked(scores: torch.Tensor) -> Floats:
+    """Return scores in which a row that has none is below all others."""
+    return torch.where(scores.isfinite(), scores.double(), -torch.inf).numpy()
+
+
+def roc(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:
+    """The shares of OOD and of ID scores at or above each of about 200 thresholds, in percent, ascending."""
+    ids, oods = np.sort(id_scores), np.sort(ood_scores)
+    at = np.unique(np.concatenate([_spaced(ids), _spaced(oods)]))[::-1]
+    shares = [np.concatenate([[0.0], 1 - np.searchsorted(each, at, side="left") / len(each)]) for each in (oods, ids)]
+    return 100 * shares[0], 100 * shares[1]
+
+
+def _spaced(ordered: Floats) -> Floats:
+    places = np.linspace(0, len(ordered) - 1, min(ROC_POINTS, len(ordered))).round().astype(int)
+    return np.take(ordered, places)
+
+
+def _predicted(features: Features) -> npt.NDArray[np.int64] | None:
+    if not features.holds("logits"):
+        return None
+    return torch.cat([batch.logits.argmax(dim=1).cpu() for batch in features.batches()]).numpy()
 
 
 # Rows worth looking at, with their pictures and their nearest training rows if these are known
@@ -254,16 +320,17 @@ def _check_images(images: Mapping[str, ImageSet], sets: Mapping[str, Features]) 
 def _gallery(about: _About) -> Section:
     """Return the galleries of rows."""
     id_set, pictures = about.id_set, Pictures()
-    ids = [(id_set, row) for row in _by_score(id_set)]
-    others = [(each, row) for each in about.ood for row in _by_score(each)]
-    others.sort(key=lambda pair: -pair[0].ranked[pair[1]])
-    near = sorted([*ids, *others], key=lambda pair: abs(pair[0].ranked[pair[1]] - about.threshold.value))[:SHOWN]
-    near.sort(key=lambda pair: pair[0].ranked[pair[1]])
+    lowest, highest = _first([id_set], lambda scores: scores), _first([id_set], lambda scores: -scores)
+    near = _first([id_set, *about.ood], lambda scores: np.abs(scores - about.threshold.value))
     groups = [
-        ("Least in-distribution", f"Rows of {id_set.name} with the lowest scores, the lowest first.", ids[:SHOWN]),
-        ("Borderline", "Rows closest to the threshold, by score.", near),
-        ("OOD that looks most in-distribution", "OOD rows with the highest scores.", others[:SHOWN]),
-        ("Most in-distribution", f"Rows of {id_set.name} with the highest scores.", ids[-1 : -SHOWN - 1 : -1]),
+        ("Least in-distribution", f"Rows of {id_set.name} with the lowest scores, the lowest first.", lowest),
+        ("Borderline", "Rows closest to the threshold, the closest first.", near),
+        (
+            "OOD that looks most in-distribution",
+            "OOD rows with the highest scores.",
+            _first(about.ood, lambda scores: -scores),
+        ),
+        ("Most in-distribution", f"Rows of {id_set.name} with the highest scores.", highest),
     ]
     explained = _explained(about, [pair for *_, rows in groups for pair in rows])
     galleries = [
@@ -289,7 +356,7 @@ def _explained(about: _About, pairs: Sequence[tuple[Judged, int]]) -> dict[tuple
 def _card(about: _About, each: Judged, row: int, found: Explanation, pictures: Pictures) -> Card:
     (p_value,) = about.threshold.p_values([found.score])
     label = None if found.label is None else _named(found.label, found.class_name)
-    facts = judgement_facts(found.is_id, found.score, label, None if np.isnan(p_value) else p_value)
+    facts = judgement_facts(found.is_id, found.score, label, p_value)
     near = [neighbour for finding in found.findings for neighbour in finding.neighbours][:NEAREST]
     return Card(
         f"{each.name}, row {row:,}",
@@ -312,12 +379,13 @@ def _picture(about: _About, name: str, row: int, pictures: Pictures) -> Picture 
     return None if images is None else pictures.of(lambda: images.open(row), images.names[row])
 
 
-def _by_score(each: Judged) -> list[int]:
-    """The rows that matter, in ascending order of scores: the first, the last, and those near the threshold."""
-    order = np.argsort(each.ranked, kind="stable")
-    border = int(np.count_nonzero(~each.accepted))
-    places = [*range(SHOWN), *range(border - SHOWN, border + SHOWN), *range(len(order) - SHOWN, len(order))]
-    return [int(order[place]) for place in sorted({place for place in places if 0 <= place < len(order)})]
+def _first(sets: Sequence[Judged], key: Callable[[Floats], Floats]) -> list[tuple[Judged, int]]:
+    """Return the rows whose scores have the smallest keys, the smallest first."""
+    found = []
+    for each in sets:
+        values = key(each.scores)
+        found += [(values[row], each, row) for row in np.argsort(values, kind="stable")[:SHOWN].tolist()]
+    return [(each, row) for _, each, row in sorted(found, key=itemgetter(0))[:SHOWN]]
 
 
 def _named(label: int, name: str | None) -> str:

@@ -105,14 +105,13 @@ def _count_name(counter: Counter[str], name: str) -> str:
     return name
 
 
-def results_part(path: str | Path, title: str | None = None) -> Part:
+def results_part(path: str | Path) -> Part:
     """The part on the results of ``oodles score`` in a .jsonl, .csv or .parquet file, which is read row by row.
 
     Images that the results name are opened, if they are still there, for small copies of at most 64 of them.
     """
     path = Path(path)
     tally = Tally(read_rows(path))
-    name = printable(path.name)
     facts = {
         "inputs": f"{tally.total:,}",
         "accepted": f"{len(tally.accepted):,}",
@@ -124,7 +123,9 @@ def results_part(path: str | Path, title: str | None = None) -> Part:
     sections = [_scores(tally), _classes(tally)] if tally.scored else []
     sections += [_errors(tally)] if tally.errors else []
     sections += [_gallery(tally)] if tally.scored else []
-    return Part(title or f"Scored inputs, {name}", _recommendation(tally), _summary(tally), facts, tuple(sections))
+    return Part(
+        f"Scored inputs, {printable(path.name)}", _recommendation(tally), _summary(tally), facts, tuple(sections)
+    )
 
 
 def _recommendation(tally: Tally) -> str:
