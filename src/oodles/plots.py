@@ -177,16 +177,15 @@ def binned_scores(
     return figure
 
 
-def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, float] | None = None) -> Figure:
+def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, float]) -> Figure:
     """ID accepted against OOD accepted, in percent, one curve per set; ``point`` is where the threshold is on each."""
     with mpl.rc_context(STYLE):
         figure, axis = _narrow()
         for colour, (name, (ood_rate, id_rate)) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
             axis.plot(ood_rate, id_rate, color=colour, linewidth=1.4, label=name)
         axis.plot([0, 100], [0, 100], color=INK, linewidth=0.6, linestyle=":", label="chance")
-        if point is not None:
-            at = np.full(len(point[0]), point[1])
-            axis.plot(point[0], at, "o", color=INK, markersize=4, markerfacecolor="none", label="threshold")
+        at = np.full(len(point[0]), point[1])
+        axis.plot(point[0], at, "o", color=INK, markersize=4, markerfacecolor="none", label="threshold")
         axis.set_xlabel("OOD accepted (%)")
         axis.set_ylabel("ID accepted (%)")
         _legend(figure, axis, columns=2)

@@ -28,7 +28,7 @@ SCHEMA = 1
 MAX_PICTURES = 64
 SIDE = 112  # pixels of the longer side of a picture
 QUALITY = 80
-NOT_IN_JSON = ("markup", "prefix", "picture")
+NOT_IN_JSON = ("markup", "picture")
 
 SHORT = 28  # letters of a name in a figure
 QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
@@ -36,19 +36,11 @@ QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG markup, and what it shows in words; :func:`oodles.report.svg.draw` makes it.
-
-    Every id in the markup begins with ``prefix``, a text that occurs nowhere else.
-    """
+    """SVG markup, and what it shows in words; :func:`oodles.report.svg.draw` makes it."""
 
     markup: str
-    prefix: str
     alternative: str
     caption: str
-
-    def numbered(self, number: int) -> str:
-        """Return the markup with ids of its own, even if the same drawing is on the page twice."""
-        return self.markup.replace(self.prefix, f"drawing-{number}")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def draw(drawing: Drawing, alternative: str, caption: str) -> Figure:
         warnings.filterwarnings("ignore", message="Glyph")
         drawing.savefig(content, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (written above)
-    prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()
+    prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()[:12]
     referenced = {found.decode() for found in re.findall(rb"#([\w.]+)", content.getvalue())}
     for node in list(root.iter()):
         node.tag, node.tail = NAMESPACE.sub("", node.tag), None
@@ -44,7 +44,7 @@ def draw(drawing: Drawing, alternative: str, caption: str) -> Figure:
             node.remove(child)
     width, height = root.get("viewBox", "0 0 1 1").split()[2:]
     root.attrib = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alternative}
-    return Figure(ElementTree.tostring(root, encoding="unicode"), prefix, alternative, caption)
+    return Figure(ElementTree.tostring(root, encoding="unicode"), alternative, caption)
 
 
 def _attribute(tag: str, name: str, value: str, prefix: str, referenced: set[str]) -> str:
