@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -230,11 +230,9 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def rows_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, one line each."""
     found = records(rows)
-    names = dict.fromkeys(each.name for each in fields(Row) if each.name != "intervals")
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(names | {name: None for record in found for name in record}), lineterminator="\n"
-    )
+    names = dict.fromkeys(name for record in found for name in record)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(found)
     return text.getvalue()

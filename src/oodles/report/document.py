@@ -23,7 +23,6 @@ from oodles.metrics import Interval
 from oodles.records.files import write_bytes
 from oodles.records.text import printable
 
-MAX_BYTES = 5_000_000  # what one can mail
 SCHEMA = 1
 MAX_PICTURES = 64
 SIDE = 112  # pixels of the longer side of a picture
@@ -204,14 +203,9 @@ def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distributi
     check_name(path)
     if not parts:
         raise ArgumentError("a report needs at least one part; give rows, a guard with features, or scored inputs")
-    title = printable(title)
-    page = render(parts, title).encode()
-    if len(page) > MAX_BYTES:
-        raise ArgumentError(
-            f"{path} would have {len(page):,} bytes, more than the {MAX_BYTES:,} of a report; give fewer sources"
-        )
-    beside = path.with_suffix(".json")
-    write_bytes(beside, _json(parts, title).encode())
+    title, beside = printable(title), path.with_suffix(".json")
+    page, record = render(parts, title).encode(), _json(parts, title).encode()
+    write_bytes(beside, record)
     write_bytes(path, page)
     return beside
 
@@ -238,13 +232,7 @@ def _template() -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_with_fixed_spaces,
     ).get_template("report.html")
-
-
-def _with_fixed_spaces(value: object) -> object:
-    """Text in which a number is never on another line than its percent sign."""
-    return value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
 
 
 def _json(parts: tuple[Part, ...], title: str) -> str:
