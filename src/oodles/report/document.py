@@ -196,7 +196,7 @@ def _copy(image: Image.Image, name: str) -> Picture:
 def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distribution report") -> Path:
     """Write parts, in this order, to an HTML file and its JSON beside it; returns the path of the JSON.
 
-    The parts come from :func:`oodles.report.rows_part`, :func:`oodles.report.results_part` and
+    The parts come from :func:`oodles.report.rows_parts`, :func:`oodles.report.results_part` and
     :func:`oodles.report.guard_part`. The same parts give the same bytes.
     """
     path = Path(path)
