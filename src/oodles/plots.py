@@ -1,7 +1,7 @@
 """Figures from arrays; nothing is computed here beyond what drawing needs."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,14 @@ def score_histograms(
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(scores), width=4.2, height=3.4)
         for axis, (detector, (id_scores, ood)) in zip(axes, scores.items(), strict=True):
-            _histograms(axis, id_scores, ood)
+            bins = score_edges(np.concatenate([id_scores, *ood.values()]), 60)
+            weights = np.full(len(id_scores), 1 / len(id_scores))
+            axis.hist(id_scores, bins.tolist(), weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
+            for colour, (name, values) in zip(cycle(OOD_COLOURS), ood.items(), strict=False):
+                weights = np.full(len(values), 1 / len(values))
+                axis.hist(
+                    values, bins.tolist(), weights=weights, histtype="step", linewidth=1.4, color=colour, label=name
+                )
             axis.axvline(thresholds[detector], color=INK, linewidth=1, linestyle="--", label="accepts 95 % of ID")
             axis.set_title(f"{detector}\n{notes[detector]}")
             axis.set_xlabel("score (larger = more in-distribution)")
@@ -51,32 +58,22 @@ def score_histograms(
     return figure
 
 
-def contributions(
-    panels: Mapping[str, tuple[Array, Array]], *, kept_from: int, units: Array | None = None, name: str | None = None
-) -> Figure:
+def contributions(panels: Mapping[str, tuple[Array, Array]], *, kept_from: int, name: str) -> Figure:
     """Figure 1: mean contribution of each unit with its standard deviation shaded, one panel per data set.
 
     ``panels`` maps a title to means and standard deviations, in ID order; units left of ``kept_from`` are dropped.
-    With ``units``, the ranks of those that are drawn, the panels are below each other, for a narrow page.
     """
     with mpl.rc_context(STYLE):
-        if units is None:
-            figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
-        else:
-            figure = Figure(figsize=(NARROW[0], 0.6 + 1.5 * len(panels)), layout="constrained")
-            axes = list(figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
-        colours = chain([ID_COLOUR], cycle(OOD_COLOURS))
-        for axis, colour, (title, (mean, spread)) in zip(axes, colours, panels.items(), strict=False):
-            index = np.arange(len(mean)) if units is None else units
+        figure, axes = _panels(len(panels), width=3.6, height=3.0, sharey=True)
+        for axis, colour, (title, (mean, spread)) in zip(axes, (ID_COLOUR, *OOD_COLOURS), panels.items(), strict=False):
+            index = np.arange(len(mean))
             axis.fill_between(index, mean - spread, mean + spread, color=colour, alpha=0.3, linewidth=0)
             axis.plot(index, mean, color=colour, linewidth=1.2)
             axis.axvline(kept_from, color=INK, linewidth=1, linestyle=":")
             axis.axhline(0, color=INK, linewidth=0.6)
             axis.set_title(title)
-        for axis in axes if units is None else axes[-1:]:
             axis.set_xlabel("unit, by mean ID contribution")
-        if name is not None:
-            axes[0].set_ylabel(f"contribution to {name}")
+        axes[0].set_ylabel(f"contribution to {name}")
     return figure
 
 
@@ -87,10 +84,10 @@ def output_densities(panels: Mapping[str, tuple[Array, Array]], *, name: str) ->
         for axis, (title, (on_id, on_ood)) in zip(axes, panels.items(), strict=True):
             # fewer bins for fewer rows, so that the histogram stays smooth
             count = int(np.clip(2 * np.sqrt(min(len(on_id), len(on_ood))), 12, 50))
-            bins = _bins(np.concatenate([on_id, on_ood]), count)
+            bins = score_edges(np.concatenate([on_id, on_ood]), count)
             for values, colour, label in ((on_id, ID_COLOUR, "ID"), (on_ood, OOD_COLOURS[0], "OOD")):
-                axis.hist(values, bins, density=True, color=colour, alpha=0.45, label=label)
-                axis.hist(values, bins, density=True, color=colour, histtype="step", linewidth=1.2)
+                axis.hist(values, bins.tolist(), density=True, color=colour, alpha=0.45, label=label)
+                axis.hist(values, bins.tolist(), density=True, color=colour, histtype="step", linewidth=1.2)
             axis.set_title(f"{title}\nOOD standard deviation {on_ood.std():.2f}")
             axis.set_xlabel(f"output of {name}")
         axes[0].set_ylabel("density")
@@ -107,11 +104,7 @@ def curves_over_p(
     """
     places = np.arange(len(grid))
     with mpl.rc_context(STYLE):
-        figure, axes = (
-            _panels(len(panels), width=3.8, height=3.2)
-            if len(panels) > 1
-            else _panels(1, width=NARROW[0], height=NARROW[1])
-        )
+        figure, axes = _panels(len(panels), width=3.8, height=3.2)
         for axis, (label, curves) in zip(axes, panels.items(), strict=True):
             for colour, (name, values) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
                 axis.plot(places, values, color=colour, marker="o", markersize=3.5, linewidth=1, label=name)
@@ -125,7 +118,7 @@ def curves_over_p(
             axis.set_ylabel(label)
             if not label.startswith("AUROC"):
                 axis.set_ylim(bottom=min(0.0, *(float(values.min()) for values in curves.values())))
-        _legend(figure, axes[0], columns=3 if len(panels) == 1 else 6)
+        _legend(figure, axes[0])
     return figure
 
 
@@ -184,16 +177,15 @@ def binned_scores(
     return figure
 
 
-def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, float] | None = None) -> Figure:
+def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, float]) -> Figure:
     """ID accepted against OOD accepted, in percent, one curve per set; ``point`` is where the threshold is on each."""
     with mpl.rc_context(STYLE):
         figure, axis = _narrow()
         for colour, (name, (ood_rate, id_rate)) in zip(cycle(OOD_COLOURS), curves.items(), strict=False):
             axis.plot(ood_rate, id_rate, color=colour, linewidth=1.4, label=name)
         axis.plot([0, 100], [0, 100], color=INK, linewidth=0.6, linestyle=":", label="chance")
-        if point is not None:
-            at = np.full(len(point[0]), point[1])
-            axis.plot(point[0], at, "o", color=INK, markersize=4, markerfacecolor="none", label="threshold")
+        at = np.full(len(point[0]), point[1])
+        axis.plot(point[0], at, "o", color=INK, markersize=4, markerfacecolor="none", label="threshold")
         axis.set_xlabel("OOD accepted (%)")
         axis.set_ylabel("ID accepted (%)")
         _legend(figure, axis, columns=2)
@@ -203,7 +195,10 @@ def roc_curves(curves: Mapping[str, tuple[Array, Array]], point: tuple[Array, fl
 def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average: Array) -> Figure:
     """FPR95 of each detector, one line each: a dot per set and a bar at the average."""
     with mpl.rc_context(STYLE):
-        figure, axis, places = _named_lines(detectors, 1.1)
+        figure, axis = _narrow(1.1 + 0.21 * len(detectors))
+        places = np.arange(len(detectors))[::-1]
+        axis.set_yticks(places, detectors)
+        axis.set_ylim(-0.7, len(detectors) - 0.3)
         for place in places:
             axis.axhline(place, color=INK, linewidth=0.4, alpha=0.25)
         for colour, (name, values) in zip(cycle(OOD_COLOURS), by_set.items(), strict=False):
@@ -211,31 +206,6 @@ def detector_dots(detectors: Sequence[str], by_set: Mapping[str, Array], average
         axis.plot(average, places, "|", color=INK, markersize=9, markeredgewidth=2, label="average")
         axis.set_xlabel("FPR95 (%), lower is better")
         _legend(figure, axis, columns=3)
-    return figure
-
-
-def rates_by_class(names: Sequence[str], rates: Array, low: Array, high: Array, *, expected: float) -> Figure:
-    """The share of accepted inputs by predicted class, in percent with intervals; a line at the expected share."""
-    with mpl.rc_context(STYLE):
-        figure, axis, places = _named_lines(names, 1.0)
-        axis.hlines(places, low, high, color=ID_COLOUR, linewidth=1.2, label="95 % interval")
-        axis.plot(rates, places, "o", color=ID_COLOUR, markersize=4, label="accepted")
-        axis.axvline(expected, color=INK, linewidth=1, linestyle="--", label=f"{expected:g} %")
-        axis.set_xlabel("accepted (%)")
-        _legend(figure, axis, columns=3)
-    return figure
-
-
-def p_value_bars(edges: Array, counts: Array) -> Figure:
-    """How many inputs have which p-value; the line is where every bar would end if all inputs were ID."""
-    with mpl.rc_context(STYLE):
-        figure, axis = _narrow()
-        axis.stairs(counts, edges, fill=True, color=ID_COLOUR, alpha=0.45, label="inputs")
-        level = float(np.sum(counts)) / len(counts)
-        axis.axhline(level, color=INK, linewidth=1, linestyle="--", label="if all were in-distribution")
-        axis.set_xlabel("p-value (small = unlike the calibration set)")
-        axis.set_ylabel("inputs")
-        _legend(figure, axis, columns=2)
     return figure
 
 
@@ -273,14 +243,15 @@ def monitored_stream(
         for axis in (above, below):
             for alarm in alarms:
                 axis.axvline(alarm, color=INK, linewidth=1, alpha=0.7)
-        handles = [axis.get_legend_handles_labels() for axis in (above, below)]
-        figure.legend(
-            [each for found, _ in handles for each in found],
-            [each for _, labels in handles for each in labels],
-            loc="outside lower center",
-            ncols=3,
-        )
+        figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def score_edges(values: Array, count: int = 51) -> Array:
+    """Return ``count`` edges of bins that leave out the outermost thousandths."""
+    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
+    pad = max(abs(low), abs(high), 1.0) * 1e-6
+    return np.linspace(low, high, count) if high - low > pad else np.linspace(low - 0.5, high + 0.5, count)
 
 
 def check_picture(path: Path) -> None:
@@ -308,33 +279,7 @@ def _narrow(height: float = NARROW[1]) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _named_lines(names: Sequence[str], margins: float) -> tuple[Figure, Axes, Array]:
-    """A narrow figure with one line for each name from top to bottom, and the places of these lines."""
-    figure, axis = _narrow(margins + 0.21 * len(names))
-    places = np.arange(len(names))[::-1]
-    axis.set_yticks(places, names)
-    axis.set_ylim(-0.7, len(names) - 0.3)
-    return figure, axis, places
-
-
 def _legend(figure: Figure, axis: Axes, columns: int = 6) -> None:
     """One legend below the panels."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns))
-
-
-def _bins(values: Array, count: int) -> list[float]:
-    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    edges: list[float] = np.linspace(low, high, count).tolist()
-    return edges
-
-
-def _histograms(axis: Axes, id_scores: Array, ood: Mapping[str, Array]) -> None:
-    bins = _bins(np.concatenate([id_scores, *ood.values()]), 60)
-    weights = np.full(len(id_scores), 1 / len(id_scores))
-    axis.hist(id_scores, bins, weights=weights, color=ID_COLOUR, alpha=0.35, label="in-distribution")
-    for colour, (name, values) in zip(cycle(OOD_COLOURS), ood.items(), strict=False):
-        weights = np.full(len(values), 1 / len(values))
-        axis.hist(values, bins, weights=weights, histtype="step", linewidth=1.4, color=colour, label=name)

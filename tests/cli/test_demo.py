@@ -53,9 +53,9 @@ def test_the_report_has_the_details_and_its_path_comes_last(ran: tuple[Path, str
     page = check_page(folder / "report.html")
     for word in ("Recommended: default", "(47.2)", "What differs from the paper", "bottom_k(0.9)", "airplane"):
         assert word in page.text, word
-    for heading in ("What DICE drops", "How much to drop", "Inputs to look at", "nearest training rows"):
+    for heading in ("How much to drop", "Inputs to look at", "nearest training rows"):
         assert heading in page.text, heading
-    assert len(page.all("svg")) == 12
+    assert len(page.all("svg")) == 6
 
 
 def test_the_histograms_are_a_complete_png(ran: tuple[Path, str]) -> None:

@@ -33,7 +33,7 @@ def test_a_guard_with_features_of_its_classes_and_others(succeeded, fitted, tmp_
     assert page.text.startswith("Blue & red")
     assert "green: " in page.text
     assert page.all("img")
-    assert len(page.all("svg")) == 5
+    assert len(page.all("svg")) == 2
 
 
 def test_scored_inputs_and_rows_in_one_report(succeeded, tmp_path):

@@ -64,7 +64,7 @@ def test_it_says_where_another_detector_is_better() -> None:
 def test_intervals_are_shown_and_compared() -> None:
     near, far = {"fpr95": (0.1, 0.3), "auroc": (0.8, 0.95)}, {"fpr95": (0.25, 0.5), "auroc": (0.7, 0.9)}
     (part,) = rows_parts([row("knn", "a", 0.2, intervals=near), row("msp", "a", 0.4, intervals=far)])
-    assert "overlap on 1 of 1 sets" in " ".join(part.summary)
+    assert "from bootstrap resamples" in " ".join(part.summary)
     assert cells(part)["knn"][0].interval == pytest.approx((10, 30))
     assert cells(part, 1)["msp"][0].interval == pytest.approx((70, 90))
     (part,) = rows_parts([row("knn", "a", 0.2, n_ood=400), row("msp", "a", 0.4)])
@@ -164,6 +164,8 @@ def test_no_rows_and_very_many_sets_are_refused() -> None:
         rows_parts([])
     with pytest.raises(DataError, match="41 OOD sets"):
         rows_parts([row("msp", f"set{place}", 0.5) for place in range(41)])
+    with pytest.raises(DataError, match=r"no detector has rows of all OOD sets \(a, b\)"):
+        rows_parts([row("msp", "a", 0.5), row("knn", "b", 0.5)])
 
 
 def test_very_many_detectors_still_fit(tmp_path: Path) -> None:

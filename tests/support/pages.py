@@ -12,7 +12,7 @@ LOADING = {"src", "href", "xlink:href", "data", "poster", "srcset", "action", "f
 
 
 def _spaced(text: str) -> str:
-    return " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
+    return " ".join(text.split())
 
 
 class Page(HTMLParser):
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """Everything that is shown, with ordinary spaces."""
+        """Everything that is shown."""
         return _spaced(" ".join(self.texts))
 
     def all(self, tag: str) -> list[dict[str, str | None]]:

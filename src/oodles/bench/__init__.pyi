@@ -1,4 +1,4 @@
-from .rows import Rows as Rows
+from .comparison import Rows as Rows
 from .run import benchmark as benchmark
 from .suites import OPENOOD as OPENOOD
 from .suites import SUITES as SUITES

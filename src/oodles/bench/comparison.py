@@ -1,11 +1,15 @@
 """Tables of rows: detectors by OOD set and on average, the best marked, beside published numbers."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
-from oodles.bench.tables import Cell, Column, Table
+from rich.console import Console
+
+from oodles.bench.tables import Cell, Column, Table, html, print_table, records
+from oodles.extras import needed_by
 from oodles.metrics import Interval, Row
 from oodles.paper.published import (
     AVERAGE,
@@ -17,7 +21,11 @@ from oodles.paper.published import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from oodles.paper.sweep import SweepPoint
+
+WIDTH = 120  # characters of a line of the printed table
 
 
 class Metric(NamedTuple):
@@ -141,12 +149,40 @@ def compare(rows: Sequence[Row], *, title: str = "", paper: str | None = None) -
     return replace(table, title=title, caption=caption, columns=tuple(columns))
 
 
-def overview(rows: Sequence[Row], *, title: str = "") -> Table:
+def overview(rows: Sequence[Row]) -> Table:
     """Return one line for each detector: FPR95 and AUROC on average, then FPR95 on each set."""
-    full = compare([replace(row, intervals={}) for row in rows], title=title)
+    full = compare([replace(row, intervals={}) for row in rows])
     average = len(full.columns) - 2
     caption = "average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better"
     return replace(full.pick([average, average + 1, *range(1, average, 2)]), caption=caption)
+
+
+class Rows(list[Row]):
+    """A list of rows, which prints as a table, in notebooks as an HTML table.
+
+    >>> from oodles.metrics import evaluate
+    >>> Rows([evaluate([2.0, 3.0], [0.0, 2.5], detector="msp", ood_set="noise")])
+          average noise
+    ───────────────────
+    msp 50.0/75.0  50.0
+    average: FPR95 / AUROC; each set: FPR95. In percent, lower FPR95 and higher AUROC are better
+    """
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Rows([])"
+        text = io.StringIO()
+        print_table(Console(file=text, width=WIDTH, color_system=None, safe_box=True), overview(self))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    def _repr_html_(self) -> str:
+        return html(overview(self)) if self else "<p>no rows</p>"
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return one line per row with every metric; intervals, if any, as ``fpr95_low`` and ``fpr95_high``."""
+        with needed_by("rows.to_dataframe()"):
+            import pandas as pd
+        return pd.DataFrame(records(self))
 
 
 def sweep_table(points: Sequence["SweepPoint"], *, title: str = "", paper: str | None = None) -> Table:

@@ -7,8 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from oodles.bench.comparison import results
-from oodles.bench.rows import Rows
+from oodles.bench.comparison import Rows, results
 from oodles.bench.run import benchmark
 from oodles.calibration import calibrate
 from oodles.detectors import default_detector, parse

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from oodles.bench.comparison import compare, sweep_table
+from oodles.bench.comparison import Rows, compare, sweep_table
 from oodles.bench.openood import AUPR, compare_groups
-from oodles.bench.rows import Rows
 from oodles.bench.sets import ID_SETS, TEST, TRAIN, FeaturesFor, Source, fit_on_sets
 from oodles.bench.tables import Table, latex, markdown, rows_csv, rows_json
 from oodles.detectors import Detector

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -140,18 +140,9 @@ def print_table(console: Console, table: Table) -> None:
     while start < count:
         parts = [(stop, _rich(table, start, stop)) for stop in range(count, start, -1)]
         start, part = next((pair for pair in parts if _width(console, pair[1]) <= console.width), parts[-1])
-        _print_full_width(console, part)
+        part.width = _width(console, part)  # even if a single column is wider than the terminal
+        console.print(part, crop=False)
     console.print(table.caption, style="italic")
-
-
-def _print_full_width(console: Console, table: RichTable) -> None:
-    """Print a table even if a single column is wider than the terminal, which then wraps its lines."""
-    actual = console.width
-    console.width = max(actual, _width(console, table))
-    try:
-        console.print(table)
-    finally:
-        console.width = actual
 
 
 def _rich(table: Table, start: int, stop: int) -> RichTable:
@@ -239,11 +230,9 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def rows_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, one line each."""
     found = records(rows)
-    names = dict.fromkeys(each.name for each in fields(Row) if each.name != "intervals")
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(names | {name: None for record in found for name in record}), lineterminator="\n"
-    )
+    names = dict.fromkeys(name for record in found for name in record)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(found)
     return text.getvalue()

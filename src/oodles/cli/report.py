@@ -14,8 +14,6 @@ from oodles.errors import ArgumentError, FileError
 if TYPE_CHECKING:
     from oodles.report.document import Part
 
-ID_SET = "id"
-
 
 def report(
     sources: Annotated[
@@ -35,7 +33,7 @@ def report(
     ood: Annotated[list[str] | None, Option(help="For a guard: NAME=FEATURES of an OOD set; may be repeated.")] = None,
     train: Annotated[
         Path | None,
-        Option(help="For a guard: the features it was fitted on, for nearest training rows and the curve over p."),
+        Option(help="For a guard: the features it was fitted on, for nearest training rows."),
     ] = None,
     images: Annotated[
         list[str] | None,
@@ -119,5 +117,4 @@ def _guard_part(
         train=None if train is None else Features.load(train),
         class_names=saved.class_names,
         images={name: open_images(path) for name, path in images.items()},
-        id_set=ID_SET,
     )

@@ -23,12 +23,11 @@ from oodles.metrics import Interval
 from oodles.records.files import write_bytes
 from oodles.records.text import printable
 
-MAX_BYTES = 5_000_000  # what one can mail
 SCHEMA = 1
 MAX_PICTURES = 64
 SIDE = 112  # pixels of the longer side of a picture
 QUALITY = 80
-NOT_IN_JSON = ("markup", "prefix", "picture")
+NOT_IN_JSON = ("markup", "picture")
 
 SHORT = 28  # letters of a name in a figure
 QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
@@ -36,20 +35,11 @@ QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG markup, what it shows in words, and the numbers that were drawn; :func:`oodles.report.svg.draw` makes it.
-
-    Every id in the markup begins with ``prefix``, a text that occurs nowhere else.
-    """
+    """SVG markup, and what it shows in words; :func:`oodles.report.svg.draw` makes it."""
 
     markup: str
-    prefix: str
     alternative: str
     caption: str
-    data: Mapping[str, Any]
-
-    def numbered(self, number: int) -> str:
-        """Return the markup with ids of its own, even if the same drawing is on the page twice."""
-        return self.markup.replace(self.prefix, f"drawing-{number}")
 
 
 @dataclass(frozen=True)
@@ -195,10 +185,7 @@ class Pictures:
 
 
 def _copy(image: Image.Image, name: str) -> Picture:
-    if image.mode != "RGB":
-        layered = image.convert("RGBA")
-        image = Image.new("RGB", layered.size, "white")
-        image.paste(layered, mask=layered.getchannel("A"))
+    image = image.convert("RGB")  # as the network sees it
     image.thumbnail((SIDE, SIDE))
     content = io.BytesIO()
     image.save(content, "JPEG", quality=QUALITY, optimize=True)
@@ -209,21 +196,16 @@ def _copy(image: Image.Image, name: str) -> Picture:
 def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distribution report") -> Path:
     """Write parts, in this order, to an HTML file and its JSON beside it; returns the path of the JSON.
 
-    The parts come from :func:`oodles.report.rows_part`, :func:`oodles.report.results_part` and
+    The parts come from :func:`oodles.report.rows_parts`, :func:`oodles.report.results_part` and
     :func:`oodles.report.guard_part`. The same parts give the same bytes.
     """
     path = Path(path)
     check_name(path)
     if not parts:
         raise ArgumentError("a report needs at least one part; give rows, a guard with features, or scored inputs")
-    title = printable(title)
-    page = render(parts, title).encode()
-    if len(page) > MAX_BYTES:
-        raise ArgumentError(
-            f"{path} would have {len(page):,} bytes, more than the {MAX_BYTES:,} of a report; give fewer sources"
-        )
-    beside = path.with_suffix(".json")
-    write_bytes(beside, _json(parts, title).encode())
+    title, beside = printable(title), path.with_suffix(".json")
+    page, record = render(parts, title).encode(), _json(parts, title).encode()
+    write_bytes(beside, record)
     write_bytes(path, page)
     return beside
 
@@ -250,13 +232,7 @@ def _template() -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_with_fixed_spaces,
     ).get_template("report.html")
-
-
-def _with_fixed_spaces(value: object) -> object:
-    """Text in which a number is never on another line than its percent sign."""
-    return value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
 
 
 def _json(parts: tuple[Part, ...], title: str) -> str:

@@ -1,9 +1,13 @@
 """A report on a guard: does it accept ID rows as it was set to, and does it reject OOD rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from oodles import plots
 from oodles.bench.tables import Cell, Column, Table
@@ -13,12 +17,10 @@ from oodles.detectors import Detector
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.errors import ArgumentError, DataError
 from oodles.explanation.explaining import Explanation, explain
-from oodles.explanation.findings import Neighbour, class_text
+from oodles.explanation.findings import Neighbour, class_text, name_of
 from oodles.features import Features
-from oodles.metrics import Row, evaluate
-from oodles.paper.published import published
+from oodles.metrics import Row, auroc, evaluate
 from oodles.records.text import printable
-from oodles.report.dice import dice_sections
 from oodles.report.document import (
     Card,
     Figure,
@@ -31,13 +33,55 @@ from oodles.report.document import (
     judgement_facts,
     shortened,
 )
-from oodles.report.judged import Judged, Trial, roc
-from oodles.report.scored import binned, class_figure, class_table, score_edges
+from oodles.report.scored import binned, class_table
 from oodles.report.svg import draw
+
+Floats = npt.NDArray[np.float64]
 
 SHOWN, NEAREST = 5, 2  # rows of a gallery, training rows of each: with their pictures at most 60
 TRAIN = "train"
+RESAMPLES = 300
+ROC_POINTS = 100
 POOR = 0.7  # an AUROC below which a detector is of little use
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A set: its name, its features, their scores, the predicted classes if there are logits, and what is accepted.
+
+    The score of a row that has none is -inf: below all others, and never accepted.
+    """
+
+    name: str
+    features: Features
+    scores: Floats
+    labels: npt.NDArray[np.int64] | None
+    accepted: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, name: str, features: Features, detector: Detector, threshold: Threshold) -> "Judged":
+        """Score the rows of a set."""
+        scores = ranked(detector.score(features))
+        return cls(name, features, scores, _predicted(features), threshold.is_id(scores))
+
+    @property
+    def rate(self) -> Rate:
+        """The share of accepted rows."""
+        return Rate(int(self.accepted.sum()), len(self.accepted))
+
+    @property
+    def finite(self) -> Floats:
+        """The scores that there are."""
+        return self.scores[np.isfinite(self.scores)]
+
+    def rates_by_class(self, names: Sequence[str]) -> dict[str, Rate]:
+        """The share of accepted rows of each predicted class."""
+        if self.labels is None:
+            return {}
+        found = {int(label): self.accepted[self.labels == label] for label in np.unique(self.labels)}
+        return {
+            class_text(label, name_of(label, names)): Rate(int(each.sum()), len(each)) for label, each in found.items()
+        }
 
 
 def guard_part(
@@ -50,14 +94,12 @@ def guard_part(
     class_names: Sequence[str] = (),
     images: Mapping[str, ImageSet] | None = None,
     id_set: str = "id",
-    title: str | None = None,
 ) -> Part:
     """The part on a fitted detector and its threshold, from ID features that it was not fitted on.
 
     ``ood`` are features of OOD sets by name. With ``train``, the features that it was fitted on, nearest training rows
-    are named, and the curve over p is drawn if DICE is part of the detector. ``images`` are the images that features
-    came from, by the name of their set: ``id_set``, ``train`` or one of ``ood``. If ``id_set`` is one of the paper's,
-    its numbers are shown beside these.
+    are named. ``images`` are the images that features came from, by the name of their set: ``id_set``, ``train`` or one
+    of ``ood``.
     """
     sets = {printable(name): part for name, part in (ood or {}).items()}
     names = tuple(map(printable, class_names or features.class_names))
@@ -68,24 +110,34 @@ def guard_part(
     if not len(judged[0].finite):
         raise DataError(f"{detector} gives not one ID row a finite score; are the features those it was fitted on?")
     about = _About(detector, threshold, judged[0], judged[1:], names, train, images or {})
+    figures = [about.histogram(), about.roc()] if sets else [about.histogram()]
     sections = [
-        about.scores(),
+        Section("Scores", figures=tuple(figures)),
         *about.ood_sections(),
         *about.classes(),
-        *dice_sections(about),
         _gallery(about),
     ]
-    named = title or f"Guard with {shortened(detector.spec, 60)}"
-    return Part(named, about.recommendation(), about.summary(), about.facts(), tuple(sections))
+    title = f"Guard with {shortened(detector.spec, 60)}"
+    return Part(title, about.recommendation(), about.summary(), about.facts(), tuple(sections))
 
 
-class _About(Trial):
-    """What a report says about a guard and the sets it was tried on."""
+@dataclass(frozen=True, eq=False)
+class _About:
+    """What a report says about a guard, the sets that it was tried on, and the images that their rows came from."""
+
+    detector: Detector
+    threshold: Threshold
+    id_set: Judged
+    ood: Sequence[Judged]
+    class_names: Sequence[str]
+    train: Features | None
+    images: Mapping[str, ImageSet]
 
     @cached_property
     def rows(self) -> list[Row]:
         """The metrics on each OOD set."""
-        return [self.id_set.against(each, self.detector.spec) for each in self.ood]
+        own = self.id_set.scores
+        return [evaluate(own, each.scores, ood_set=each.name, bootstrap=RESAMPLES) for each in self.ood]
 
     @cached_property
     def is_calibration(self) -> bool:
@@ -154,18 +206,11 @@ class _About(Trial):
             lines.append("OOD inputs of other kinds than these may be easier or harder to detect.")
         return tuple(lines)
 
-    def scores(self) -> Section:
-        """Histograms with the threshold, and the ROC."""
-        figures = [self._histogram()]
-        if self.ood:
-            figures.append(self._roc())
-        return Section("Scores", (), tuple(figures))
-
-    def _histogram(self) -> Figure:
+    def histogram(self) -> Figure:
+        """The scores of every set with the threshold."""
         parts = [self.id_set, *(each for each in self.ood if len(each.finite))]
-        edges = score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
-        shares = {each.name: 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
-        drawn = {shortened(name): values for name, values in shares.items()}
+        edges = plots.score_edges(np.concatenate([*(each.finite for each in parts), [self.threshold.value]]))
+        drawn = {shortened(each.name): 100 * binned(each.finite, edges) / len(each.finite) for each in parts}
         first = next(iter(drawn))
         figure = plots.binned_scores(
             edges, {first: drawn.pop(first)}, drawn, threshold=self.threshold.value, unit="rows (%)"
@@ -175,19 +220,17 @@ class _About(Trial):
         caption = (
             f"Scores of {self.id_set.name} (filled) and of the OOD sets (lines). Right of the threshold is accepted."
         )
-        data = {"edges": edges.tolist(), "threshold": self.threshold.value}
-        data |= {"percent": {name: values.tolist() for name, values in shares.items()}}
-        return draw(figure, alternative, caption, data)
+        return draw(figure, alternative, caption)
 
-    def _roc(self) -> Figure:
-        curves = {each.name: roc(self.id_set.ranked, each.ranked) for each in self.ood}
+    def roc(self) -> Figure:
+        """The ROC of every OOD set."""
+        curves = {shortened(each.name): roc(self.id_set.scores, each.scores) for each in self.ood}
         point = np.array([each.rate.percent for each in self.ood]), self.id_set.rate.percent
-        figure = plots.roc_curves({shortened(name): curve for name, curve in curves.items()}, point)
+        figure = plots.roc_curves(curves, point)
         areas = ", ".join(f"{row.ood_set} {100 * row.auroc:.1f} %" for row in self.rows)
         alternative = f"ROC curve of each OOD set. Areas under the curves: {areas}."
-        data = {name: {"ood": curve[0].tolist(), "id": curve[1].tolist()} for name, curve in curves.items()}
         caption = "ROC: the share of ID rows accepted against that of OOD rows, for every threshold; circles: this one."
-        return draw(figure, alternative, caption, data)
+        return draw(figure, alternative, caption)
 
     def ood_sections(self) -> list[Section]:
         """The metrics on each OOD set, and of each member of an ensemble."""
@@ -195,23 +238,20 @@ class _About(Trial):
             return []
         cells = []
         for each, row in zip(self.ood, self.rows, strict=True):
-            cited = published(self.id_set.name, self.detector.spec, each.name)
             ends = {name: (100 * low, 100 * high) for name, (low, high) in row.intervals.items()}
             cells.append(
                 (
                     Cell(each.name),
                     Cell(len(each.scores)),
                     Rate(int((~each.accepted).sum()), len(each.accepted)).cell,
-                    Cell(100 * row.fpr95, ends["fpr95"], published=None if cited is None else cited.fpr95),
-                    Cell(100 * row.auroc, ends["auroc"], published=None if cited is None else cited.auroc),
+                    Cell(100 * row.fpr95, ends["fpr95"]),
+                    Cell(100 * row.auroc, ends["auroc"]),
                 )
             )
         columns = Column("OOD set"), Column("rows", ",d"), Column("rejected, %"), Column("FPR95, %"), Column("AUROC, %")
         caption = (
             "What the guard does with OOD rows; rejected: at its threshold. Intervals: Wilson's, and from resamples"
         )
-        if any(cell.published is not None for line in cells for cell in line):
-            caption += "; in brackets the DICE paper's numbers"
         return [Section("OOD sets", (), (), (Table(caption, columns, tuple(cells)), *self._members()))]
 
     def _members(self) -> list[Table]:
@@ -219,9 +259,8 @@ class _About(Trial):
             return []
         lines = []
         for member in self.detector.scoring_members():
-            parts = [Judged.of(each.name, each.features, member, self.threshold) for each in (self.id_set, *self.ood)]
-            rows = [evaluate(parts[0].ranked, each.ranked) for each in parts[1:]]
-            lines.append((Cell(member.spec), *(Cell(100 * row.auroc) for row in rows)))
+            ids, *others = (ranked(member.score(each.features)) for each in (self.id_set, *self.ood))
+            lines.append((Cell(member.spec), *(Cell(100 * auroc(ids, each)) for each in others)))
         columns = Column("member"), *(Column(each.name) for each in self.ood)
         return [Table("AUROC in percent of each detector in the ensemble alone", columns, tuple(lines))]
 
@@ -236,9 +275,31 @@ class _About(Trial):
         text = "A class that is accepted much less often than others is one that the guard serves badly: few training "
         text += "inputs, or varied ones. Some classes are low by chance."
         text += f" Below the rate by more than chance: {', '.join(low[:10])}." if low else ""
-        figure = class_figure(shown, rates, wanted, "the rate that the threshold was set for")
-        table = class_table(shown, rates, "Share of accepted ID rows by predicted class, the lowest first")
-        return [Section("ID rows by predicted class", (text,), (figure,), (table,))]
+        return [Section("ID rows by predicted class", (text,), tables=(class_table(shown, rates),))]
+
+
+def ranked(scores: torch.Tensor) -> Floats:
+    """Return scores in which a row that has none is below all others."""
+    return torch.where(scores.isfinite(), scores.double(), -torch.inf).numpy()
+
+
+def roc(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:
+    """The shares of OOD and of ID scores at or above each of about 200 thresholds, in percent, ascending."""
+    ids, oods = np.sort(id_scores), np.sort(ood_scores)
+    at = np.unique(np.concatenate([_spaced(ids), _spaced(oods)]))[::-1]
+    shares = [np.concatenate([[0.0], 1 - np.searchsorted(each, at, side="left") / len(each)]) for each in (oods, ids)]
+    return 100 * shares[0], 100 * shares[1]
+
+
+def _spaced(ordered: Floats) -> Floats:
+    places = np.linspace(0, len(ordered) - 1, min(ROC_POINTS, len(ordered))).round().astype(int)
+    return np.take(ordered, places)
+
+
+def _predicted(features: Features) -> npt.NDArray[np.int64] | None:
+    if not features.holds("logits"):
+        return None
+    return torch.cat([batch.logits.argmax(dim=1).cpu() for batch in features.batches()]).numpy()
 
 
 # Rows worth looking at, with their pictures and their nearest training rows if these are known
@@ -256,73 +317,75 @@ def _check_images(images: Mapping[str, ImageSet], sets: Mapping[str, Features]) 
             )
 
 
-def _gallery(trial: Trial) -> Section:
+def _gallery(about: _About) -> Section:
     """Return the galleries of rows."""
-    id_set, pictures = trial.id_set, Pictures()
-    ids = [(id_set, row) for row in _by_score(id_set)]
-    others = [(each, row) for each in trial.ood for row in _by_score(each)]
-    others.sort(key=lambda pair: -pair[0].ranked[pair[1]])
-    near = sorted([*ids, *others], key=lambda pair: abs(pair[0].ranked[pair[1]] - trial.threshold.value))[:SHOWN]
-    near.sort(key=lambda pair: pair[0].ranked[pair[1]])
+    id_set, pictures = about.id_set, Pictures()
+    lowest, highest = _first([id_set], lambda scores: scores), _first([id_set], lambda scores: -scores)
+    near = _first([id_set, *about.ood], lambda scores: np.abs(scores - about.threshold.value))
     groups = [
-        ("Least in-distribution", f"Rows of {id_set.name} with the lowest scores, the lowest first.", ids[:SHOWN]),
-        ("Borderline", "Rows closest to the threshold, by score.", near),
-        ("OOD that looks most in-distribution", "OOD rows with the highest scores.", others[:SHOWN]),
-        ("Most in-distribution", f"Rows of {id_set.name} with the highest scores.", ids[-1 : -SHOWN - 1 : -1]),
+        ("Least in-distribution", f"Rows of {id_set.name} with the lowest scores, the lowest first.", lowest),
+        ("Borderline", "Rows closest to the threshold, the closest first.", near),
+        (
+            "OOD that looks most in-distribution",
+            "OOD rows with the highest scores.",
+            _first(about.ood, lambda scores: -scores),
+        ),
+        ("Most in-distribution", f"Rows of {id_set.name} with the highest scores.", highest),
     ]
-    explained = _explained(trial, [pair for *_, rows in groups for pair in rows])
+    explained = _explained(about, [pair for *_, rows in groups for pair in rows])
     galleries = [
-        Gallery(heading, caption, tuple(_card(trial, *pair, explained[pair], pictures) for pair in rows))
+        Gallery(heading, caption, tuple(_card(about, *pair, explained[pair], pictures) for pair in rows))
         for heading, caption, rows in groups
         if rows
     ]
     note = "Rows are counted from 0. Features hold no images; --images NAME=PATH adds their pictures."
-    return Section("Inputs to look at", () if trial.images else (note,), galleries=tuple(galleries))
+    return Section("Inputs to look at", () if about.images else (note,), galleries=tuple(galleries))
 
 
-def _explained(trial: Trial, pairs: Sequence[tuple[Judged, int]]) -> dict[tuple[Judged, int], Explanation]:
+def _explained(about: _About, pairs: Sequence[tuple[Judged, int]]) -> dict[tuple[Judged, int], Explanation]:
     """Explain the rows, in one call for each set, because each call reads all training rows."""
     found: dict[tuple[Judged, int], Explanation] = {}
     for each in dict.fromkeys(each for each, _ in pairs):
         rows = sorted({row for other, row in pairs if other is each})
         part = each.features[rows]
-        answers = explain(trial.detector, part, trial.threshold, classes=trial.class_names, train=trial.train)
+        answers = explain(about.detector, part, about.threshold, classes=about.class_names, train=about.train)
         found |= {(each, row): answer for row, answer in zip(rows, answers, strict=True)}
     return found
 
 
-def _card(trial: Trial, each: Judged, row: int, found: Explanation, pictures: Pictures) -> Card:
-    (p_value,) = trial.threshold.p_values([found.score])
+def _card(about: _About, each: Judged, row: int, found: Explanation, pictures: Pictures) -> Card:
+    (p_value,) = about.threshold.p_values([found.score])
     label = None if found.label is None else _named(found.label, found.class_name)
-    facts = judgement_facts(found.is_id, found.score, label, None if np.isnan(p_value) else p_value)
+    facts = judgement_facts(found.is_id, found.score, label, p_value)
     near = [neighbour for finding in found.findings for neighbour in finding.neighbours][:NEAREST]
     return Card(
         f"{each.name}, row {row:,}",
         (*facts, *_most_sceptical(found)),
-        _picture(trial, each.name, row, pictures),
-        tuple(_nearest(trial, neighbour, pictures) for neighbour in near),
+        _picture(about, each.name, row, pictures),
+        tuple(_nearest(about, neighbour, pictures) for neighbour in near),
     )
 
 
-def _nearest(trial: Trial, neighbour: Neighbour, pictures: Pictures) -> Card:
+def _nearest(about: _About, neighbour: Neighbour, pictures: Pictures) -> Card:
     known = neighbour.train_row
     name = f"kept row {neighbour.index:,}" if known is None else f"row {known:,}"
     label = [] if neighbour.label is None else [_named(neighbour.label, neighbour.class_name)]
-    picture = None if known is None else _picture(trial, TRAIN, known, pictures)
+    picture = None if known is None else _picture(about, TRAIN, known, pictures)
     return Card(name, (*label, f"similarity {neighbour.similarity:.3f}"), picture)
 
 
-def _picture(trial: Trial, name: str, row: int, pictures: Pictures) -> Picture | None:
-    images = trial.images.get(name)
+def _picture(about: _About, name: str, row: int, pictures: Pictures) -> Picture | None:
+    images = about.images.get(name)
     return None if images is None else pictures.of(lambda: images.open(row), images.names[row])
 
 
-def _by_score(each: Judged) -> list[int]:
-    """The rows that matter, in ascending order of scores: the first, the last, and those near the threshold."""
-    order = np.argsort(each.ranked, kind="stable")
-    border = int(np.count_nonzero(~each.accepted))
-    places = [*range(SHOWN), *range(border - SHOWN, border + SHOWN), *range(len(order) - SHOWN, len(order))]
-    return [int(order[place]) for place in sorted({place for place in places if 0 <= place < len(order)})]
+def _first(sets: Sequence[Judged], key: Callable[[Floats], Floats]) -> list[tuple[Judged, int]]:
+    """Return the rows whose scores have the smallest keys, the smallest first."""
+    found = []
+    for each in sets:
+        values = key(each.scores)
+        found += [(values[row], each, row) for row in np.argsort(values, kind="stable")[:SHOWN].tolist()]
+    return [(each, row) for _, each, row in sorted(found, key=itemgetter(0))[:SHOWN]]
 
 
 def _named(label: int, name: str | None) -> str:

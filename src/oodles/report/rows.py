@@ -97,8 +97,9 @@ class _Comparison:
             raise DataError(f"the rows have {len(sets)} OOD sets; a report shows at most {MAX_SETS}, so give fewer")
         detectors = list(dict.fromkeys(key[0] for key in grouped))
         complete = [each for each in detectors if all((each, name) in grouped for name in [*sets, AVERAGE])]
-        order = complete or [each for each in detectors if (each, AVERAGE) in grouped]
-        ranked = sorted(order, key=lambda each: grouped[each, AVERAGE].mean("fpr95"))
+        if not complete:
+            raise DataError(f"no detector has rows of all OOD sets ({', '.join(sets)}); give those of one benchmark")
+        ranked = sorted(complete, key=lambda each: grouped[each, AVERAGE].mean("fpr95"))
         return cls(id_set, rows, grouped, sets, ranked, [each for each in detectors if each not in ranked])
 
     def part(self, title: str, notes: Sequence[str]) -> Part:
@@ -118,7 +119,7 @@ class _Comparison:
         sections = (
             Section("FPR95 on each set", self._notes(), (self._figure(),), (fpr95_table,)),
             Section("AUROC on each set", (), (), (auroc_table,)),
-            Section("Other metrics and sample sizes", (), (), (self._others(), self._sizes())),
+            Section("Sample sizes", (), (), (self._sizes(),)),
         )
         return Part(title, self._recommendation(), (*self._summary(), *notes), facts, sections)
 
@@ -137,30 +138,27 @@ class _Comparison:
         second = self.ranked[1]
         gap = self.mean(second, AVERAGE, "fpr95") - fpr95
         text += f" The next best, {shown_name(second)}, accepts {gap:.1f} points more"
-        errors = self._interval_error(best), self._interval_error(second)
-        if None not in errors:
-            chance = "the uncertainty of both explains"
-        else:
-            errors = self._standard_error(best), self._standard_error(second)
-            chance = "the numbers of OOD rows alone explain"
-        if gap > 2 * math.hypot(*(error or 0.0 for error in errors)):
+        chance = "the uncertainty of both explains" if self._with_intervals else "the numbers of OOD rows alone explain"
+        if gap > 2 * math.hypot(self._standard_error(best), self._standard_error(second)):
             return f"{text}, which is more than {chance}."
         return f"{text}, which is no more than {chance}: take the simpler or faster of the two."
 
+    @cached_property
+    def _with_intervals(self) -> bool:
+        """Whether there are intervals of the two best detectors on every set."""
+        return all(self.grouped[each, name].interval("fpr95") for each in self.ranked[:2] for name in self.sets)
+
     def _standard_error(self, detector: str) -> float:
-        """Of the average FPR95 in points, from the numbers of OOD rows alone."""
+        """Return that of the average FPR95 in points, from the intervals or else from the numbers of OOD rows alone.
+
+        Of intervals it is the mean over the sets, because the ID rows are the same for all: errors do not cancel.
+        """
+        if self._with_intervals:
+            ends = filter(None, (self.grouped[detector, name].interval("fpr95") for name in self.sets))
+            return fmean(high - low for low, high in ends) / (2 * 1.96)
         own = self._by_detector[detector]
         variances = [row.fpr95 * (1 - row.fpr95) / row.n_ood for row in own]
         return 100 * math.sqrt(sum(variances)) / len(own)
-
-    def _interval_error(self, detector: str) -> float | None:
-        """The standard error of the average FPR95 in points, from the intervals; None if some set has none.
-
-        The mean of those of the sets, because the ID rows are the same for all, so that errors do not cancel.
-        """
-        ends = [self.grouped[detector, name].interval("fpr95") for name in self.sets]
-        widths = [high - low for low, high in (pair for pair in ends if pair is not None)]
-        return fmean(widths) / (2 * 1.96) if len(widths) == len(ends) else None
 
     def _summary(self) -> tuple[str, ...]:
         best, lines = self.ranked[0], []
@@ -188,22 +186,12 @@ class _Comparison:
         return tuple(lines)
 
     def _certainty(self) -> str:
-        best = self.ranked[0]
-        own = [self.grouped[best, name].interval("fpr95") for name in self.sets]
-        if len(self.ranked) > 1 and all(own):
-            other = [self.grouped[self.ranked[1], name].interval("fpr95") for name in self.sets]
-            pairs = [(a, b) for a, b in zip(own, other, strict=True) if a is not None and b is not None]
-            overlaps = sum(a[0] <= b[1] and b[0] <= a[1] for a, b in pairs)
-            return (
-                "Intervals are from bootstrap resamples of the ID and OOD rows; those of the two "
-                f"best overlap on {overlaps} of {len(pairs)} sets."
-            )
-        if all(own):
+        if self._with_intervals:
             return "Intervals are from bootstrap resamples of the ID and OOD rows."
         return (
-            f"The rows have no intervals (oodles bench --intervals adds them); from the numbers of OOD rows alone, "
-            f"the average FPR95 has a standard error of {self._standard_error(best):.1f} points. Chance in the ID "
-            "rows, which set the threshold, comes on top and may be larger."
+            f"The rows have no intervals (oodles bench --intervals adds them); from the numbers of OOD rows alone, the "
+            f"average FPR95 has a standard error of {self._standard_error(self.ranked[0]):.1f} points. Chance in the "
+            "ID rows, which set the threshold, comes on top and may be larger."
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -243,43 +231,16 @@ class _Comparison:
 
     def _figure(self) -> Figure:
         drawn = self.ranked[:MAX_DRAWN]
-        by_set = {
-            name: [self.mean(each, name, "fpr95") if (each, name) in self.grouped else None for each in drawn]
-            for name in self.sets
-        }
-        average = [self.mean(each, AVERAGE, "fpr95") for each in drawn]
-        figure = plots.detector_dots(
-            [shortened(shown_name(each)) for each in drawn],
-            {shortened(name): np.array(values, dtype=float) for name, values in by_set.items()},
-            np.array(average),
+        average, *values = (
+            np.array([self.mean(each, name, "fpr95") for each in drawn]) for name in (AVERAGE, *self.sets)
         )
+        by_set = dict(zip(map(shortened, self.sets), values, strict=True))
+        figure = plots.detector_dots([shortened(shown_name(each)) for each in drawn], by_set, average)
         best, worst = f"{shown_name(drawn[0])}, {average[0]:.1f} %", f"{shown_name(drawn[-1])}, {average[-1]:.1f} %"
         alternative = f"FPR95 of {len(drawn)} detectors on {len(self.sets)} OOD sets. Lowest average: {best}"
         alternative += f"; highest: {worst}." if len(drawn) > 1 else "."
-        data = {"detectors": [shown_name(each) for each in drawn], "average": average, "fpr95": by_set}
         caption = "FPR95 of each detector: a dot for each OOD set, a bar at the average."
-        return draw(figure, alternative, caption, data)
-
-    def _others(self) -> Table:
-        metrics = {
-            "AUPR, ID positive": "aupr_id",
-            "AUPR, OOD positive": "aupr_ood",
-            "detection error": "detection_error",
-            "FPR95, OOD positive": "fpr95_ood",
-        }
-        lines = []
-        for each in self.ranked[:MAX_LINES]:
-            own = self._by_detector[each]
-            lines.append(
-                (
-                    Cell(shown_name(each)),
-                    *(Cell(100 * fmean(getattr(row, name) for row in own)) for name in metrics.values()),
-                )
-            )
-        caption = (
-            "Averages over the sets in percent. FPR95 with OOD positive, as in OpenOOD: ID rejected when 95 % of OOD is"
-        )
-        return Table(caption, (Column("detector"), *map(Column, metrics)), tuple(lines))
+        return draw(figure, alternative, caption)
 
     def _sizes(self) -> Table:
         sizes = {name: [row for row in self.rows if row.ood_set == name] for name in self.sets}

@@ -2,9 +2,11 @@
 
 import heapq
 import math
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,133 +18,76 @@ from oodles.bench.tables import Cell, Column, Table
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import Row
 from oodles.records.text import printable
-from oodles.report.document import Card, Figure, Gallery, Part, Pictures, Rate, Section, judgement_facts, shortened
+from oodles.report.document import Card, Gallery, Part, Pictures, Rate, Section, judgement_facts, shortened
 from oodles.report.svg import draw
 
 Array = npt.NDArray[Any]
 
 USUAL = 5.0  # percent of ID inputs that a guard at the usual rate rejects
-BINS = 50
-MAX_DRAWN, MAX_LINES, MAX_ERRORS = 25, 60, 10
+MAX_LINES, MAX_ERRORS = 60, 10
 PATH_LENGTH = 90
 MAX_NAMES = 10_000  # different classes or errors that are counted separately
-MAX_SCORES = 1 << 18  # of a sample
+BATCH = 1000  # rows that are looked at together
 NAME_LENGTH = 120
-P_BINS = 20
 OTHERS = "others"
 
 
-# What is kept while rows are read; memory does not grow with their number --------------------------
-
-
-@dataclass
-class Sample:
-    """Every ``step``-th of a stream of scores; ``step`` doubles whenever there are too many."""
-
-    step: int = 1
-    seen: int = 0
-    _kept: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        """Take a score into account."""
-        if self.seen % self.step == 0:
-            self._kept.append(value)
-            if len(self._kept) > MAX_SCORES:
-                self._kept = self._kept[::2]
-                self.step *= 2
-        self.seen += 1
-
-    def values(self) -> Array:
-        """The scores that were kept."""
-        return np.array(self._kept, dtype=np.float64)
-
-
-class Extremes:
-    """The inputs with the largest keys, the first of equal ones."""
-
-    def __init__(self, most: int, key: Callable[[float], float]) -> None:
-        self._most, self._key, self._seen = most, key, 0
-        self._heap: list[tuple[float, int, Row]] = []
-
-    def add(self, row: Row, score: float) -> None:
-        """Take an input into account."""
-        self._seen += 1
-        entry = (self._key(score), -self._seen, row)
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
-
-    def rows(self) -> list[Row]:
-        """The inputs, the one with the largest key first."""
-        return [row for *_, row in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
-
-
 class Tally:
-    """Everything that a report says about scored inputs."""
+    """What a report says about scored inputs, from rows that are read in batches; of most, only the score is kept."""
 
-    def __init__(self) -> None:
-        self.total = self.accepted = self.rejected = 0
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.total = 0
         self.errors: Counter[str] = Counter()
         self.by_class: Counter[str] = Counter()
         self.accepted_by_class: Counter[str] = Counter()
-        self.accepted_scores, self.rejected_scores = Sample(), Sample()
-        self.p_values = np.zeros(P_BINS, dtype=np.int64)
-        self.highest, self.lowest = Extremes(12, lambda score: score), Extremes(16, lambda score: -score)
-        self.just_accepted, self.just_rejected = Extremes(8, lambda score: -score), Extremes(8, lambda score: score)
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> "Tally":
-        """Read all rows."""
-        tally = cls()
-        for row in rows:
-            tally.add(row)
-        return tally
+        self.accepted, self.rejected = array("d"), array("d")
+        self.p_values = Rate(0, 0)  # how many of them are below 0.05
+        self.highest: list[Row] = []
+        self.lowest: list[Row] = []
+        self.just_accepted: list[Row] = []
+        self.just_rejected: list[Row] = []
+        left = iter(rows)
+        while batch := list(islice(left, BATCH)):
+            self._add(batch)
 
     @property
     def scored(self) -> int:
         """How many inputs have a score."""
-        return self.accepted + self.rejected
+        return len(self.accepted) + len(self.rejected)
 
     @property
     def rejection(self) -> Rate:
         """The share of scored inputs that were rejected."""
-        return Rate(self.rejected, self.scored)
-
-    @property
-    def with_p_value(self) -> int:
-        """How many inputs have a p-value."""
-        return int(self.p_values.sum())
-
-    def add(self, row: Row) -> None:
-        """Take an input into account."""
-        self.total += 1
-        if row.error is not None or row.score is None or not math.isfinite(row.score):
-            _count(self.errors, row.error or "it has no score")
-            return
-        name = _class_name(row)
-        counted = _count(self.by_class, name)
-        self.highest.add(row, row.score)
-        self.lowest.add(row, row.score)
-        if row.is_id:
-            self.accepted += 1
-            self.accepted_by_class[counted] += 1
-            self.accepted_scores.add(row.score)
-            self.just_accepted.add(row, row.score)
-        else:
-            self.rejected += 1
-            self.rejected_scores.add(row.score)
-            self.just_rejected.add(row, row.score)
-        if row.p_value is not None and 0 <= row.p_value <= 1:
-            self.p_values[min(int(row.p_value * P_BINS), P_BINS - 1)] += 1
+        return Rate(len(self.rejected), self.scored)
 
     def threshold(self) -> float | None:
         """The lowest accepted score, which is at least the threshold; None if accepted and rejected scores overlap."""
-        accepted, rejected = self.just_accepted.rows(), self.just_rejected.rows()
-        if not accepted or accepted[0].score is None:
-            return None
-        highest = rejected[0].score if rejected else None
-        return accepted[0].score if highest is None or highest < accepted[0].score else None
+        lowest = min(self.accepted, default=None)
+        return lowest if lowest is not None and max(self.rejected, default=-math.inf) < lowest else None
+
+    def _add(self, batch: Sequence[Row]) -> None:
+        scored = [row for row in batch if self._count(row)]
+        accepted = [row for row in scored if row.is_id]
+        rejected = [row for row in scored if not row.is_id]
+        score = attrgetter("score")
+        self.highest = heapq.nlargest(12, [*self.highest, *scored], score)
+        self.lowest = heapq.nsmallest(16, [*self.lowest, *scored], score)
+        self.just_accepted = heapq.nsmallest(8, [*self.just_accepted, *accepted], score)
+        self.just_rejected = heapq.nlargest(8, [*self.just_rejected, *rejected], score)
+
+    def _count(self, row: Row) -> bool:
+        """Count an input; returns whether it has a score."""
+        self.total += 1
+        if row.error is not None or row.score is None or not math.isfinite(row.score):
+            _count_name(self.errors, row.error or "it has no score")
+            return False
+        name = _count_name(self.by_class, _class_name(row))
+        if row.is_id:
+            self.accepted_by_class[name] += 1
+        (self.accepted if row.is_id else self.rejected).append(row.score)
+        if row.p_value is not None and 0 <= row.p_value <= 1:
+            self.p_values = Rate(self.p_values.count + (row.p_value < 0.05), self.p_values.total + 1)
+        return True
 
 
 def _class_name(row: Row) -> str:
@@ -151,7 +96,7 @@ def _class_name(row: Row) -> str:
     return "no class" if row.label is None else f"class {row.label}"
 
 
-def _count(counter: Counter[str], name: str) -> str:
+def _count_name(counter: Counter[str], name: str) -> str:
     """Count a name, or the rest if there are very many different ones; returns what was counted."""
     name = shortened(printable(name[: 2 * NAME_LENGTH]), NAME_LENGTH)
     if name not in counter and len(counter) >= MAX_NAMES:
@@ -160,21 +105,17 @@ def _count(counter: Counter[str], name: str) -> str:
     return name
 
 
-# The part ------------------------------------------------------------------------------------------
-
-
-def results_part(path: str | Path, title: str | None = None) -> Part:
+def results_part(path: str | Path) -> Part:
     """The part on the results of ``oodles score`` in a .jsonl, .csv or .parquet file, which is read row by row.
 
     Images that the results name are opened, if they are still there, for small copies of at most 64 of them.
     """
     path = Path(path)
-    tally = Tally.of(read_rows(path))
-    name = printable(path.name)
+    tally = Tally(read_rows(path))
     facts = {
         "inputs": f"{tally.total:,}",
-        "accepted": f"{tally.accepted:,}",
-        "rejected": f"{tally.rejected:,}",
+        "accepted": f"{len(tally.accepted):,}",
+        "rejected": f"{len(tally.rejected):,}",
         "not scored": f"{tally.errors.total():,}",
     }
     if tally.scored:
@@ -182,7 +123,9 @@ def results_part(path: str | Path, title: str | None = None) -> Part:
     sections = [_scores(tally), _classes(tally)] if tally.scored else []
     sections += [_errors(tally)] if tally.errors else []
     sections += [_gallery(tally)] if tally.scored else []
-    return Part(title or f"Scored inputs, {name}", _recommendation(tally), _summary(tally), facts, tuple(sections))
+    return Part(
+        f"Scored inputs, {printable(path.name)}", _recommendation(tally), _summary(tally), facts, tuple(sections)
+    )
 
 
 def _recommendation(tally: Tally) -> str:
@@ -209,9 +152,8 @@ def _summary(tally: Tally) -> tuple[str, ...]:
             f"Of {tally.scored:,} scored inputs {tally.rejection} were rejected; the interval holds if they are a "
             "random sample of those to come."
         )
-    if tally.with_p_value:
-        low = Rate(int(tally.p_values[: P_BINS // 20].sum()), tally.with_p_value)
-        lines.append(f"{low} have a p-value below 0.05; of ID inputs it would be about 5 %.")
+    if tally.p_values.total:
+        lines.append(f"{tally.p_values} have a p-value below 0.05; of ID inputs it would be about 5 %.")
     if tally.errors:
         lines.append(f"{tally.errors.total():,} of {tally.total:,} inputs could not be scored: not in-distribution.")
     if tally.scored:
@@ -223,43 +165,19 @@ def _summary(tally: Tally) -> tuple[str, ...]:
 
 
 def _scores(tally: Tally) -> Section:
-    figures = [_score_figure(tally)]
-    if tally.with_p_value:
-        edges = np.linspace(0, 1, P_BINS + 1)
-        alternative = f"Histogram of {tally.with_p_value:,} p-values; {tally.p_values[0]:,} are below {1 / P_BINS:g}."
-        drawn = plots.p_value_bars(edges, tally.p_values)
-        data = {"edges": edges.tolist(), "counts": tally.p_values.tolist()}
-        caption = "P-values of the inputs. If all were in-distribution, the bars would be level with the line."
-        figures.append(draw(drawn, alternative, caption, data))
-    return Section("Scores", (), tuple(figures))
-
-
-def _score_figure(tally: Tally) -> Figure:
-    samples = {"accepted": tally.accepted_scores, "rejected": tally.rejected_scores}
-    values = {name: sample.values() for name, sample in samples.items() if sample.seen}
-    edges = score_edges(np.concatenate(list(values.values())))
-    counts = {name: binned(each, edges) * samples[name].step for name, each in values.items()}
+    values = {"accepted": np.array(tally.accepted), "rejected": np.array(tally.rejected)}
+    edges = plots.score_edges(np.concatenate(list(values.values())))
+    counts = {name: binned(each, edges) for name, each in values.items() if len(each)}
     threshold = tally.threshold()
     drawn = plots.binned_scores(edges, counts, {}, threshold=threshold, unit="inputs")
     alternative = (
-        f"Histogram of the scores of {tally.accepted:,} accepted and {tally.rejected:,} rejected inputs, between "
-        f"{edges[0]:.4g} and {edges[-1]:.4g}."
+        f"Histogram of the scores of {len(tally.accepted):,} accepted and {len(tally.rejected):,} rejected inputs, "
+        f"between {edges[0]:.4g} and {edges[-1]:.4g}."
     )
     caption = "Scores of accepted and rejected inputs; the outermost bars include everything beyond."
     if threshold is not None:
         caption += " The threshold is at or just below the dashed line, the lowest accepted score."
-    step = max(sample.step for sample in samples.values())
-    if step > 1:
-        caption += f" From a sample of up to every {step}th input."
-    data = {"edges": edges.tolist(), **{name: each.tolist() for name, each in counts.items()}}
-    return draw(drawn, alternative, caption, data | {"lowest accepted": threshold})
-
-
-def score_edges(values: Array) -> Array:
-    """Edges of bins that leave out the outermost thousandths."""
-    low, high = (float(end) for end in np.quantile(values, [0.001, 0.999]))
-    pad = max(abs(low), abs(high), 1.0) * 1e-6
-    return np.linspace(low, high, BINS + 1) if high - low > pad else np.linspace(low - 0.5, high + 0.5, BINS + 1)
+    return Section("Scores", figures=(draw(drawn, alternative, caption),))
 
 
 def binned(values: Array, edges: Array) -> Array:
@@ -273,32 +191,15 @@ def _classes(tally: Tally) -> Section:
     rates = {name: Rate(tally.accepted_by_class[name], total) for name, total in tally.by_class.items()}
     common = sorted(rates, key=lambda name: -rates[name].total)[:MAX_LINES]
     shown = sorted(common, key=lambda name: (rates[name].percent, name))
-    table = class_table(shown, rates, "Share of accepted inputs by predicted class")
-    notes = [f"The {len(shown)} most frequent of {len(rates):,} classes."] if len(rates) > len(shown) else []
-    figures = (class_figure(shown, rates, 100 - tally.rejection.percent, "all inputs"),) if len(shown) > 1 else ()
-    return Section("Predicted classes", tuple(notes), figures, (table,))
+    notes = (f"The {len(shown)} most frequent of {len(rates):,} classes.",) if len(rates) > len(shown) else ()
+    return Section("Predicted classes", notes, tables=(class_table(shown, rates),))
 
 
-def class_table(names: list[str], rates: dict[str, Rate], caption: str) -> Table:
-    """Counts and shares by class."""
+def class_table(names: list[str], rates: dict[str, Rate]) -> Table:
+    """Return counts and shares by class."""
     lines = [(Cell(name), Cell(rates[name].total), Cell(rates[name].count), rates[name].cell) for name in names]
     columns = Column("predicted class"), Column("inputs", ",d"), Column("accepted", ",d"), Column("accepted, %")
-    return Table(caption, columns, tuple(lines))
-
-
-def class_figure(names: list[str], rates: dict[str, Rate], expected: float, of_what: str) -> Figure:
-    """The least accepted classes with their intervals."""
-    drawn = names[:MAX_DRAWN]
-    ends = np.array([rates[name].interval for name in drawn])
-    percents = np.array([rates[name].percent for name in drawn])
-    figure = plots.rates_by_class(
-        [shortened(name) for name in drawn], percents, ends[:, 0], ends[:, 1], expected=round(expected, 1)
-    )
-    lowest = f"{drawn[0]}, {percents[0]:.1f} %"
-    alternative = f"Share of accepted inputs for {len(drawn)} predicted classes; the lowest is {lowest}."
-    caption = f"Accepted inputs by predicted class with 95 % intervals; the dashed line is {of_what}."
-    data = {"classes": drawn, "accepted": percents.tolist(), "intervals": ends.tolist(), "expected": expected}
-    return draw(figure, alternative, caption, data)
+    return Table("Share of accepted inputs by predicted class, the lowest first", columns, tuple(lines))
 
 
 def _errors(tally: Tally) -> Section:
@@ -311,11 +212,11 @@ def _errors(tally: Tally) -> Section:
 
 def _gallery(tally: Tally) -> Section:
     pictures = Pictures()
-    borderline = [*reversed(tally.just_rejected.rows()), *tally.just_accepted.rows()]
+    borderline = [*reversed(tally.just_rejected), *tally.just_accepted]
     groups = (
-        ("Least in-distribution", "The lowest scores, the lowest first.", tally.lowest.rows()),
+        ("Least in-distribution", "The lowest scores, the lowest first.", tally.lowest),
         ("Borderline", "Just rejected and just accepted, by score.", borderline),
-        ("Most in-distribution", "The highest scores, the highest first.", tally.highest.rows()),
+        ("Most in-distribution", "The highest scores, the highest first.", tally.highest),
     )
     galleries = tuple(
         Gallery(heading, caption, tuple(_card(row, pictures) for row in rows)) for heading, caption, rows in groups

@@ -1,11 +1,9 @@
-"""Matplotlib's figures as SVG inside a page: small, without outside references, in the colours of the page's theme."""
+"""Matplotlib's figures as SVG inside a page: without outside references, in the colours of the page's theme."""
 
 import hashlib
 import io
 import re
 import warnings
-from collections.abc import Mapping
-from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -22,7 +20,7 @@ KEPT_STYLES = ("text-anchor", "font-size", "font-weight")  # of texts, whose fon
 NAMESPACE = re.compile(r"^\{[^}]*\}")
 
 
-def draw(drawing: Drawing, alternative: str, caption: str, data: Mapping[str, Any]) -> Figure:
+def draw(drawing: Drawing, alternative: str, caption: str) -> Figure:
     """Return a drawing as a figure of a report; the same drawing gives the same markup.
 
     Texts stay texts, black becomes the colour of the page's text, and the palette of ``oodles.plots`` becomes CSS
@@ -35,48 +33,31 @@ def draw(drawing: Drawing, alternative: str, caption: str, data: Mapping[str, An
         warnings.filterwarnings("ignore", message="Glyph")
         drawing.savefig(content, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (written above)
-    prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()
-    _simplify(root, prefix, set(re.findall(rb"#([\w.]+)", content.getvalue())))
+    prefix = "drawing-" + hashlib.sha256(content.getvalue()).hexdigest()[:12]
+    referenced = {found.decode() for found in re.findall(rb"#([\w.]+)", content.getvalue())}
+    for node in list(root.iter()):
+        node.tag, node.tail = NAMESPACE.sub("", node.tag), None
+        attributes = {NAMESPACE.sub("", name): value for name, value in node.attrib.items()}
+        changed = {name: _attribute(node.tag, name, value, prefix, referenced) for name, value in attributes.items()}
+        node.attrib = {name: value for name, value in changed.items() if value}
+        for child in node.findall("{*}style"):  # it is for all of a document
+            node.remove(child)
     width, height = root.get("viewBox", "0 0 1 1").split()[2:]
     root.attrib = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alternative}
-    return Figure(ElementTree.tostring(root, encoding="unicode"), prefix, alternative, caption, data)
+    return Figure(ElementTree.tostring(root, encoding="unicode"), alternative, caption)
 
 
-def _simplify(node: ElementTree.Element, prefix: str, referenced: set[bytes]) -> None:
-    """Drop what a page does not need, in place: styles for all of a document, unused ids, fonts, digits."""
-    node.tag = NAMESPACE.sub("", node.tag)
-    node.tail = None
-    node.text = node.text if node.tag == "text" else None
-    attributes = {NAMESPACE.sub("", name): value for name, value in node.attrib.items()}
-    node.attrib = {}
-    for name, value in attributes.items():
-        changed = _attribute(node.tag, name, value, prefix, referenced)
-        if changed:
-            node.set(name, changed)
-    for child in list(node):
-        _simplify(child, prefix, referenced)
-        empty = child.tag in ("g", "defs") and not len(child)
-        invisible = child.tag == "path" and child.get("style") == "fill: none"
-        if child.tag in ("style", "metadata") or empty or invisible:
-            node.remove(child)
-
-
-def _attribute(tag: str, name: str, value: str, prefix: str, referenced: set[bytes]) -> str:
-    """What an attribute becomes; empty if it is dropped."""
+def _attribute(tag: str, name: str, value: str, prefix: str, referenced: set[str]) -> str:
+    """Return what an attribute becomes; empty if it is dropped."""
     match name:
         case "id":
-            return f"{prefix}-{value}" if value.encode() in referenced else ""
+            return f"{prefix}-{value}" if value in referenced else ""
         case "href":
             return f"#{prefix}-{value.removeprefix('#')}"
         case "clip-path":
             return value.replace("url(#", f"url(#{prefix}-")
         case "style":
             return _style(tag, value)
-        case "transform" if value.startswith("rotate(-0 "):
-            return ""
-        case "d" | "x" | "y" | "transform":
-            rounded = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), value)
-            return " ".join(rounded.split())
     return value
 
 

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oodles.metrics import auroc
-from oodles.report.judged import ranked, roc
+from oodles.report.guards import ranked, roc
 
 SCORES = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=40).map(np.array)
 
@@ -29,4 +30,4 @@ def test_the_roc_of_many_scores_is_thinned() -> None:
 
 
 def test_a_row_without_a_score_is_below_all_others() -> None:
-    assert ranked(np.array([1.0, np.nan, np.inf])).tolist() == [1.0, -np.inf, -np.inf]
+    assert ranked(torch.tensor([1.0, np.nan, np.inf])).tolist() == [1.0, -np.inf, -np.inf]
