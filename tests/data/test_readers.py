@@ -410,7 +410,7 @@ def test_a_bad_member_is_named(tmp_path):
     loader = ImageLoader(open_images(path), PLAIN)
     with pytest.raises(DataError, match=r"3 of 6 images cannot be read \(2\.png: damaged"):
         list(loader)
-    assert loader.bad[1:] == [
+    assert loader.skipped[1:] == [
         "empty.png: empty file",
         f"text.png: not an image in a supported format ({', '.join(FORMATS)})",
     ]
