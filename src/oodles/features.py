@@ -25,7 +25,7 @@ from oodles.data.decoding import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head
-from oodles.store import Store, Writer, bad_rows
+from oodles.store import Store, bad_rows, open_writer
 
 READERS = 2  # threads that read and check blocks of a store
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
@@ -324,7 +324,7 @@ class Features:
         check_precision(dtype)
         head = {} if self.head is None else self.head.tensors()
         about = {"dtype": str(dtype), "head": fingerprint(head) if head else "none"}
-        with Writer(Path(path), about, note, restart=True) as writer:
+        with open_writer(Path(path), about, note, restart=True) as writer:
             if writer.complete:
                 raise DataError(f"{path} already holds features; choose another folder or delete it")
             writer.write_head(head)

@@ -42,7 +42,7 @@ def test_objects_are_never_unpickled(tmp_path):
             return (tmp_path.joinpath("trapped").touch, ())
 
     np.save(tmp_path / "a.npy", np.array([Trap()], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="is not a complete NumPy file.*objects"):
+    with pytest.raises(DataError, match=r"is not a complete NumPy file.*objects"):
         read_array(tmp_path / "a.npy")
     assert not (tmp_path / "trapped").exists()
 
