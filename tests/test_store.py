@@ -46,8 +46,7 @@ def test_what_was_written_is_read(tmp_path):
     write(tmp_path / "s")
     store = Store(tmp_path / "s")
     assert store.columns == ["embedding", "logits"]
-    assert store.head == {}
-    assert repr(store) == f"Store('{tmp_path / 's'}', rows=8, columns=embedding, logits)"
+    assert store.head is None
     assert [shard.rows for shard in store.shards] == [4, 4]
     for number, shard in enumerate(store.shards):
         for name, column in part(100 * number).items():
@@ -164,11 +163,11 @@ def test_a_shard_that_may_not_be_read_is_refused(tmp_path):
 
 
 def test_another_head_on_resume_is_refused(tmp_path):
-    head = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
+    head = Head(torch.ones(2, 3), torch.zeros(2))
     with open_writer(tmp_path / "s", ABOUT) as writer:
         writer.write_head(head)
         writer.append(part(0), "x", (0, 1))
-    for other in ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, {"weight": torch.ones(2, 3)}):
+    for other in (Head(torch.zeros(2, 3), torch.zeros(2)), Head(torch.ones(2, 3))):
         with open_writer(tmp_path / "s", ABOUT) as writer, pytest.raises(FileError, match="another last layer"):
             writer.write_head(other)
     with open_writer(tmp_path / "s", ABOUT) as writer:

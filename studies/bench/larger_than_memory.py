@@ -71,7 +71,7 @@ def write_store(path: Path, rows: int, width: int = WIDTH, classes: int = CLASSE
     """Embeddings in float16 with their labels and head, shard by shard, as an extraction writes them."""
     head = head_of(width, classes)
     with open_writer(path, {"made": "for a benchmark"}) as writer:
-        writer.write_head(head.tensors())
+        writer.write_head(head)
         for shard, start in enumerate(range(0, rows, SHARD)):
             embedding, labels = rows_of(min(SHARD, rows - start), width, classes, seed=shard)
             writer.append({"embedding": embedding.half(), "labels": labels}, str(shard), (shard, shard + 1))

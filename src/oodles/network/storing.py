@@ -273,8 +273,8 @@ class _Shard:
         head = run.head()
         if self.rows > len(self.bad):
             check_columns(columns, None if head is None else head.shape)
-        if isinstance(writer, Writer):
-            writer.write_head(head.tensors() if head is not None else {})
+        if isinstance(writer, Writer) and head is not None:
+            writer.write_head(head)
         writer.append(columns, self.digest.hexdigest(), (self.first, self.stop), self.bad)
         self.closed, self.columns = True, []
 

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oodles.errors import DataError, FileError, OodlesError
+from oodles.head import Head
 from oodles.records.files import LOCK, Record, locked, read_record, sha256, write_record, write_with, writing
 from oodles.records.tensors import write_tensors
 from oodles.store.manifest import (
@@ -104,14 +105,12 @@ class Writer(Part):
         """Whether the store is finished."""
         return bool(self.manifest["complete"])
 
-    def write_head(self, head: Mapping[str, Tensor]) -> None:
+    def write_head(self, head: Head) -> None:
         """Store the last layer with the rows; on resume it must be the one the store was begun with."""
-        if not head:
-            return
         stored = read_head(self.path, self.manifest)
-        if not stored:
-            self.manifest["head"] = write_tensors(self.path, "head", head)
-        elif stored.keys() != head.keys() or any(not stored[name].equal(head[name].cpu()) for name in head):
+        if stored is None:
+            self.manifest["head"] = write_tensors(self.path, "head", head.tensors())
+        elif not stored.same_as(head):
             raise FileError(f"{self.path} was begun with another last layer; choose another store")
 
     def finish(self) -> None:
