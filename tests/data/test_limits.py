@@ -16,7 +16,7 @@ from oodles.data.limits import MAX_BYTES, SharedLimit
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR, Transform
-from oodles.errors import DataError
+from oodles.errors import DataError, FileError
 
 # SharedLimit -------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def test_a_file_larger_than_any_image_is_not_opened(tmp_path):
 def test_a_file_larger_than_any_set_is_not_read(tmp_path, name, size):
     with (tmp_path / name).open("wb") as file:
         file.truncate(size + 1)
-    with pytest.raises(DataError, match=rf"{re.escape(name)} has {size + 1:,} bytes, more than {size:,}"):
+    with pytest.raises(FileError, match=rf"{re.escape(name)} has {size + 1:,} bytes, more than the {size:,}"):
         open_images(tmp_path / name)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oodles.data.limits import regular_size
+from oodles.records.files import read_regular
 
 MAX_FILE = 2_000_000_000
 MAX_GROWTH = 20
@@ -41,8 +41,8 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Matrix]:
 
     A damaged file is a ValueError, a zlib.error or a struct.error.
     """
-    limit = MAX_GROWTH * regular_size(path, MAX_FILE) + CHUNK
-    whole = memoryview(path.read_bytes())
+    whole = memoryview(read_regular(path, MAX_FILE, links=True))
+    limit = MAX_GROWTH * len(whole) + CHUNK
     if whole[124:128] != b"\x00\x01IM":
         raise ValueError("not a MATLAB file of version 5")
     found: dict[str, Matrix] = {}

@@ -24,6 +24,7 @@ from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, TooLargeError,
 from oodles.data.matlab import read_mat
 from oodles.data.pickles import read_pickle
 from oodles.errors import DataError
+from oodles.records.files import read_regular
 
 
 class NotAnImageError(DataError):
@@ -106,11 +107,8 @@ def read_cifar(*paths: Path) -> ImageSet:
 
 def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The rows of pixels and the labels of one batch."""
-    regular_size(path, MAX_CIFAR)
     try:
-        content = read_pickle(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+        content = read_pickle(read_regular(path, MAX_CIFAR, links=True))
     except ValueError as error:
         raise DataError(f"{path} is not a CIFAR batch ({error})") from None
     pairs = content.items() if isinstance(content, dict) else ()
@@ -141,7 +139,7 @@ def read_svhn(path: Path) -> ImageSet:
         digits, numbers = content["X"], content["y"].values.ravel()
     except KeyError as error:
         raise DataError(f"{path} is not an SVHN file with X and y (it has no {error})") from None
-    except (OSError, ValueError, zlib.error, struct.error) as error:
+    except (ValueError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an SVHN file with X and y ({error})") from None
     fits = digits.kind == np.uint8 and digits.values.dtype == np.uint8 and digits.values.shape[:-1] == (32, 32, 3)
     if not fits or not 0 < len(numbers) == digits.values.shape[-1] or not np.isin(numbers, np.arange(11)).all():
