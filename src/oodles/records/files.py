@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import stat
 import tempfile
 import time
@@ -23,7 +22,6 @@ from typing import IO, Annotated, Any
 import msgspec
 from filelock import FileLock, Timeout
 from msgspec import Meta, Struct
-from safetensors import SafetensorError
 
 from oodles.errors import ArgumentError, FileError
 
@@ -119,22 +117,13 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except FileError:
         raise
-    except (OSError, SafetensorError) as error:
-        code = _error_number(error)
-        if code is None:  # not from the operating system
+    except OSError as error:
+        if error.errno is None:  # not from the operating system
             raise
-        reason = "the disk is full" if code == errno.ENOSPC else os.strerror(code)
-        refused = FileError(f"{path} cannot be written: {reason}; {_remedy(code)}")
+        reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno)
+        refused = FileError(f"{path} cannot be written: {reason}; {_remedy(error.errno)}")
         refused.strerror = reason
         raise refused from None
-
-
-def _error_number(error: Exception) -> int | None:
-    """The operating system's number for an error; safetensors gives it only as part of its text."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"(?:os error |code: )(\d+)", str(error))
-    return int(found[1]) if found else None
 
 
 def _remedy(code: int) -> str:

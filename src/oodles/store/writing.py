@@ -1,17 +1,17 @@
 """Writing a store: shard by shard, by one process or several, so that a killed one can be continued."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from oodles.errors import DataError, FileError, OodlesError
 from oodles.head import Head
-from oodles.records.files import LOCK, Record, locked, read_record, sha256, write_record, write_with, writing
-from oodles.records.tensors import write_tensors
+from oodles.records.files import LOCK, Record, locked, read_record, write_bytes, write_record, writing
+from oodles.records.tensors import serialise, write_tensors
 from oodles.store.manifest import (
     FAILED,
     KIND,
@@ -55,14 +55,19 @@ class Part:
         """
         file = f"shard-{batches[0]:05d}.safetensors"
         path = self.path / file
-        # cloned because safetensors refuses tensors that share memory
-        whole = {name: column.contiguous().clone() for name, column in columns.items()}
+        content = serialise(columns)
+        entry = {
+            "file": file,
+            "rows": len(next(iter(columns.values()))),
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "inputs": inputs,
+            "bad_rows": list(bad_rows),
+            "batches": batches,
+        }
         try:
-            write_with(path, lambda temporary: save_file(whole, temporary))
-            rows = len(next(iter(whole.values())))
-            entry = {"file": file, "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "inputs": inputs}
-            entry |= {"bad_rows": list(bad_rows), "batches": batches}
-            self._record({"shards": sorted([*self.shards, entry], key=_first_batch), "columns": sorted(whole)})
+            write_bytes(path, content)
+            self._record({"shards": sorted([*self.shards, entry], key=_first_batch), "columns": sorted(columns)})
         except FileError as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
