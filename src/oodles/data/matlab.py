@@ -43,7 +43,7 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Matrix]:
     """
     whole = memoryview(read_regular(path, MAX_FILE, links=True))
     limit = MAX_GROWTH * len(whole) + CHUNK
-    if whole[124:128] != b"\x00\x01IM":
+    if bytes(whole[124:128]) != b"\x00\x01IM":
         raise ValueError("not a MATLAB file of version 5")
     found: dict[str, Matrix] = {}
     for count, (kind, content) in enumerate(_elements(whole[128:])):
