@@ -16,7 +16,7 @@ from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import Features, Head
 from oodles.records.files import sha256, write_record
 from oodles.records.tensors import write_tensors
-from oodles.store import Store, Writer, is_store, read_manifest, stored_rows
+from oodles.store import Store, Writer, is_store, open_writer, read_manifest, stored_rows
 
 ABOUT = {"model": "a" * 64, "dtype": "torch.float32"}
 
@@ -27,7 +27,7 @@ def part(start, rows=4):
 
 
 def write(path, shards=2, *, finish=True, about=ABOUT):
-    with Writer(path, about, "a note") as writer:
+    with open_writer(path, about, "a note") as writer:
         for number in range(len(writer.shards), shards):
             writer.append(part(100 * number), f"inputs {number}", (number, number + 1))
         if finish:
@@ -46,8 +46,7 @@ def test_what_was_written_is_read(tmp_path):
     write(tmp_path / "s")
     store = Store(tmp_path / "s")
     assert store.columns == ["embedding", "logits"]
-    assert store.head == {}
-    assert repr(store) == f"Store('{tmp_path / 's'}', rows=8, columns=embedding, logits)"
+    assert store.head is None
     assert [shard.rows for shard in store.shards] == [4, 4]
     for number, shard in enumerate(store.shards):
         for name, column in part(100 * number).items():
@@ -76,7 +75,6 @@ LAYERS = ["a_long_name_for_a_part_of_the_network.block", "a_long_name_for_anothe
         ({"preprocessing": PREPROCESSING}, {"preprocessing": None}, "preprocessing ({'size': 224, '..., not None)"),
         ({"model": "a" * 64}, {"model": "b" * 64}, f"model ({'a' * 15}..., not {'b' * 15}...)"),
         ({"model": "a" * 64}, {}, f"model ({'a' * 15}..., not None)"),
-        ({"model": "a" * 64}, {"model": "a" * 63 + "b"}, "model (...aaaaaa..., not ...aaaaab...)"),
         ({"layers": LAYERS}, {"layers": LAYERS[::-1]}, f"layers[0] ({LAYERS[0]}, not {LAYERS[1]})"),
         ({"names": NAMES}, {"names": NAMES[:99]}, "names (100 entries, not 99)"),
         ({"names": NAMES}, {"names": [*NAMES[:99], "x"]}, "names[99] (class number 99, not x)"),
@@ -98,8 +96,12 @@ def test_tuples_are_no_difference_and_what_is_not_plain_is_refused(tmp_path):
     about = {"preprocessing": {"mean": (0.5, 0.5, 0.5)}}
     write(tmp_path / "s", shards=1, finish=False, about=about)
     write(tmp_path / "s", shards=2, about=about)
-    with pytest.raises(ArgumentError, match=r"t can only record plain values .*Tensor"):
-        Writer(tmp_path / "t", {"preprocessing": {"mean": torch.zeros(3)}})
+    other = {"preprocessing": {"mean": torch.zeros(3)}}
+    with (
+        pytest.raises(ArgumentError, match=r"t can only record plain values .*Tensor"),
+        open_writer(tmp_path / "t", other),
+    ):
+        pass
 
 
 # Disks that refuse ------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def contents(folder):
 def test_a_shard_that_does_not_fit_leaves_those_before_it(tmp_path):
     write(tmp_path / "s", shards=2, finish=False)
     before = contents(tmp_path / "s")
-    with Writer(tmp_path / "s", ABOUT) as writer, files_up_to(10_000), pytest.raises(FileError) as caught:
+    with open_writer(tmp_path / "s", ABOUT) as writer, files_up_to(10_000), pytest.raises(FileError) as caught:
         writer.append(part(200, rows=1000), "inputs 2", (2, 3))
     line = str(caught.value)
     assert line.startswith(f"{tmp_path / 's' / 'shard-00002.safetensors'} cannot be written: File too large; free some")
@@ -125,7 +127,7 @@ def test_a_shard_that_does_not_fit_leaves_those_before_it(tmp_path):
 def test_a_manifest_that_does_not_fit_leaves_the_shards_before_it(tmp_path):
     write(tmp_path / "s", shards=2, finish=False)
     before = contents(tmp_path / "s")
-    with Writer(tmp_path / "s", ABOUT) as writer:
+    with open_writer(tmp_path / "s", ABOUT) as writer:
         # one more shard fits, but not the manifest that lists it
         with files_up_to(len(before["manifest.json"])), pytest.raises(FileError, match=r"manifest\.json cannot be"):
             writer.append(part(200), "inputs 2", (2, 3))
@@ -143,7 +145,7 @@ def test_a_store_for_which_nothing_fits_is_removed(tmp_path, limit):
     with (
         files_up_to(limit),
         pytest.raises(FileError, match=r"s/.+ cannot be written: File too large; free some space"),
-        Writer(tmp_path / "s", ABOUT) as writer,
+        open_writer(tmp_path / "s", ABOUT) as writer,
     ):
         writer.append(part(0, rows=1000), "inputs 0", (0, 1))
     assert list(tmp_path.iterdir()) == []
@@ -161,27 +163,27 @@ def test_a_shard_that_may_not_be_read_is_refused(tmp_path):
 
 
 def test_another_head_on_resume_is_refused(tmp_path):
-    head = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
-    with Writer(tmp_path / "s", ABOUT) as writer:
+    head = Head(torch.ones(2, 3), torch.zeros(2))
+    with open_writer(tmp_path / "s", ABOUT) as writer:
         writer.write_head(head)
         writer.append(part(0), "x", (0, 1))
-    for other in ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, {"weight": torch.ones(2, 3)}):
-        with Writer(tmp_path / "s", ABOUT) as writer, pytest.raises(FileError, match="another last layer"):
+    for other in (Head(torch.zeros(2, 3), torch.zeros(2)), Head(torch.ones(2, 3))):
+        with open_writer(tmp_path / "s", ABOUT) as writer, pytest.raises(FileError, match="another last layer"):
             writer.write_head(other)
-    with Writer(tmp_path / "s", ABOUT) as writer:
+    with open_writer(tmp_path / "s", ABOUT) as writer:
         writer.write_head(head)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
     (tmp_path / "thesis.tex").write_text("text")
-    with pytest.raises(FileError, match=r"other files \(thesis\.tex"), Writer(tmp_path, ABOUT):
+    with pytest.raises(FileError, match=r"other files \(thesis\.tex"), open_writer(tmp_path, ABOUT):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "s").write_text("x")
-    with pytest.raises(FileError, match="is a file"), Writer(tmp_path / "s", ABOUT):
+    with pytest.raises(FileError, match="is a file"), open_writer(tmp_path / "s", ABOUT):
         pass
     with pytest.raises(FileError, match="a feature store is a folder"):
         Features.load(tmp_path / "s")
@@ -192,8 +194,8 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 HOLD = """
     import sys
     from pathlib import Path
-    from oodles.store import Writer
-    with Writer(Path(sys.argv[1]), {}):
+    from oodles.store import open_writer
+    with open_writer(Path(sys.argv[1]), {}):
         print("locked", flush=True)
         sys.stdin.readline()
 """
@@ -207,13 +209,13 @@ def test_two_processes_cannot_write_the_same_store(tmp_path):
     )
     try:
         assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(FileError, match="being written by another process"), Writer(tmp_path / "s", {}):
+        with pytest.raises(FileError, match="being written by another process"), open_writer(tmp_path / "s", {}):
             pass
     finally:
         # killed without cleaning up: the lock must not outlive its process
         holder.kill()
         holder.communicate()
-    with Writer(tmp_path / "s", {}) as writer:
+    with open_writer(tmp_path / "s", {}) as writer:
         assert writer.shards == []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,7 @@ from oodles.data.decoding import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head
-from oodles.store import Store, Writer, bad_rows
+from oodles.store import Store, bad_rows, open_writer
 
 READERS = 2  # threads that read and check blocks of a store
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
@@ -217,7 +218,9 @@ class Features:
         if len(self._blocks) == 1:
             yield self._blocks[0], self._blocks[0].columns()
             return
-        for block, (columns,) in prefetch(((block, [block]) for block in self._blocks), _columns_of, READERS):
+        for block, (columns,) in prefetch(
+            ((block, [block]) for block in self._blocks), methodcaller("columns"), READERS
+        ):
             yield block, columns
 
     def split(self, fraction: float = 0.2, *, seed: int = 0) -> tuple["Features", "Features"]:
@@ -322,12 +325,13 @@ class Features:
     def save(self, path: str | Path, *, dtype: torch.dtype = torch.float32, note: str = "") -> None:
         """Write a feature store to the folder ``path``; ``note`` is free text kept with it."""
         check_precision(dtype)
-        head = {} if self.head is None else self.head.tensors()
-        about = {"dtype": str(dtype), "head": fingerprint(head) if head else "none"}
-        with Writer(Path(path), about, note, restart=True) as writer:
+        head = "none" if self.head is None else fingerprint(self.head.tensors())
+        about = {"dtype": str(dtype), "head": head}
+        with open_writer(Path(path), about, note, restart=True) as writer:
             if writer.complete:
                 raise DataError(f"{path} already holds features; choose another folder or delete it")
-            writer.write_head(head)
+            if self.head is not None:
+                writer.write_head(self.head)
             writer.manifest.update(class_names=list(self.class_names), multilabel=self.multilabel)
             per_row = sum(column.shape[1:].numel() for column in self._blocks[0].columns().values())
             for number, batch in enumerate(self.batches(max(1, SHARD_ELEMENTS // max(1, per_row)))):
@@ -339,10 +343,5 @@ class Features:
     def load(cls, path: str | Path) -> "Features":
         """Open a feature store: takes milliseconds whatever its size; rows are memory-mapped when used."""
         store = Store(Path(path))
-        head = Head(**store.head) if store.head else None
-        model = Classifier(head, tuple(store.manifest["class_names"]), store.manifest["multilabel"])
+        model = Classifier(store.head, tuple(store.manifest["class_names"]), store.manifest["multilabel"])
         return cls._trusted(store.shards, store.columns, model, bad_rows(store.manifest))
-
-
-def _columns_of(block: Block) -> Columns:
-    return block.columns()

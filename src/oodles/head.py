@@ -33,6 +33,10 @@ class Head:
             classes, shape = self.classes, tuple(self.bias.shape)
             raise ShapeError(f"{classes} classes need a bias ({classes},), got {shape}; are both of the same layer?")
         for name, tensor in self.tensors().items():
+            if tensor.dtype != self.weight.dtype:
+                raise ShapeError(
+                    f"a head's {name} is of type {tensor.dtype}, its weight of {self.weight.dtype}; convert one"
+                )
             if tensor.dtype not in PRECISIONS:
                 raise ShapeError(f"a head's {name} is of type {tensor.dtype}; convert it to floating point of 16+ bits")
             if not torch.isfinite(tensor).all():

@@ -17,7 +17,7 @@ from scipy.linalg.blas import dsyrk
 from oodles.detectors import parse
 from oodles.features import Features
 from oodles.records.files import sha256
-from oodles.store import Writer
+from oodles.store import open_writer
 from studies.bench.results import Row, cost
 from studies.data import head_of, rows_of
 from studies.memory import in_child, peak_growth
@@ -70,8 +70,8 @@ def run(
 def write_store(path: Path, rows: int, width: int = WIDTH, classes: int = CLASSES) -> None:
     """Embeddings in float16 with their labels and head, shard by shard, as an extraction writes them."""
     head = head_of(width, classes)
-    with Writer(path, {"made": "for a benchmark"}) as writer:
-        writer.write_head(head.tensors())
+    with open_writer(path, {"made": "for a benchmark"}) as writer:
+        writer.write_head(head)
         for shard, start in enumerate(range(0, rows, SHARD)):
             embedding, labels = rows_of(min(SHARD, rows - start), width, classes, seed=shard)
             writer.append({"embedding": embedding.half(), "labels": labels}, str(shard), (shard, shard + 1))

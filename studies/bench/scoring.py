@@ -72,7 +72,7 @@ def _measure(case: Case, folder: Path, budget: float) -> Iterator[Row]:
     def decoding(workers: int | None = None) -> list[list[Prepared]]:
         return [images for _, images in decode_ahead(InputSequence(paths).batches(BATCH), case.transform, workers)]
 
-    decoded = [np.stack([each.pixels for each in images if each.pixels is not None]) for images in decoding()]
+    decoded = [np.stack([each for each in images if not isinstance(each, str)]) for images in decoding()]
 
     def network() -> None:
         for pixels in decoded:

@@ -14,8 +14,7 @@ def test_images_are_named_by_their_place(tmp_path, shape, version):
         np.lib.format.write_array(file, pixels, version=version)
     images = read_array(tmp_path / "a.npy")
     rows = pixels.reshape(-1, 5, 6, 3)
-    assert list(images.names) == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(len(rows))]
-    assert images.names[1:3] == list(images.names)[1:3]
+    assert images.names == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(len(rows))]
     for row, expected in enumerate(rows):
         np.testing.assert_array_equal(np.asarray(images.read(row)), expected)
 
@@ -33,7 +32,7 @@ def test_images_are_named_by_their_place(tmp_path, shape, version):
 )
 def test_other_arrays_are_refused(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(DataError, match=r"a\.npy holds .*; (give uint8|images must have)"):
+    with pytest.raises(DataError, match=r"a\.npy holds .*; give (uint8|1 to)"):
         read_array(tmp_path / "a.npy")
 
 
@@ -43,7 +42,7 @@ def test_objects_are_never_unpickled(tmp_path):
             return (tmp_path.joinpath("trapped").touch, ())
 
     np.save(tmp_path / "a.npy", np.array([Trap()], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="holds object"):
+    with pytest.raises(DataError, match=r"is not a complete NumPy file.*objects"):
         read_array(tmp_path / "a.npy")
     assert not (tmp_path / "trapped").exists()
 
@@ -56,20 +55,27 @@ def header(shape):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is not a NumPy file"),
-        (b"\x93NUMPY\x01\x00", "is not a NumPy file"),
-        (b"\x93NUMPY\x09\x00", "is not a NumPy file"),
-        (b"\x93NUMPY\x01\x00v\x00" + b"(" * 118, "is not a NumPy file"),
-        (header((10**9, 4, 4, 3)), "but ends after 128 bytes"),
-        (header((2**62, 2**10, 2**10, 3)), "but ends after 128 bytes"),
-        (header((1, 10**5, 10**5, 3)), f"at most {MAX_PIXELS:,} pixels"),
-        (header((-1, 4, 4, 3)), "images must have"),
-        (header((2, 4, 4, 3))[:60], "is not a NumPy file"),
+        (b"", "is not a complete NumPy file"),
+        (b"\x93NUMPY\x01\x00", "is not a complete NumPy file"),
+        (b"\x93NUMPY\x09\x00", "is not a complete NumPy file"),
+        (b"\x93NUMPY\x01\x00v\x00" + b"(" * 118, "is not a complete NumPy file"),
+        (header((10**9, 4, 4, 3)), "is not a complete NumPy file"),
+        (header((2**62, 2**10, 2**10, 3)), "is not a complete NumPy file"),
+        (header((-1, 4, 4, 3)), "is not a complete NumPy file"),
+        (header((2, 4, 4, 3))[:60], "is not a complete NumPy file"),
     ],
 )
 def test_damaged_and_forged_files_are_refused_before_memory_is_taken(tmp_path, content, said):
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(DataError, match=said):
+        read_array(tmp_path / "a.npy")
+
+
+def test_images_with_too_many_pixels_are_refused(tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:
+        file.write(header((1, 10**5, 10**5, 3)))
+        file.truncate(1 << 35)  # nothing is on disk
+    with pytest.raises(DataError, match=f"at most {MAX_PIXELS:,} pixels"):
         read_array(tmp_path / "a.npy")
 
 

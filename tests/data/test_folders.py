@@ -57,8 +57,7 @@ def line(images: ImageSet, text: str) -> str:
         ),
         (
             [*(f"a/{number:04}.txt" for number in range(12)), "b/1.heic", "b/2.HEIC", "b/LICENSE", "b/README", "c.svg"],
-            "{name}: 17 files are not images that oodles reads: 12 .txt (a/0000.txt, ...), 2 .heic (b/1.heic, ...), "
-            "2 without suffix (b/LICENSE, ...), c.svg",
+            "{name}: 17 files are not images that oodles reads: 12 .txt, 2 .heic, 2 without suffix, ...",
         ),
     ],
 )
@@ -80,7 +79,7 @@ def test_what_operating_systems_add_is_not_named(read_tree: Callable[..., ImageS
 
 
 def test_a_folder_of_other_files_says_what_it_holds(read_tree: Callable[..., ImageSet]) -> None:
-    with pytest.raises(DataError, match=r"no images .*; found 5 \.heic \(0\.heic, \.\.\.\), notes\.txt"):
+    with pytest.raises(DataError, match=r"no images .*; found 5 \.heic, 1 \.txt"):
         read_tree(*(f"{number}.heic" for number in range(5)), "notes.txt")
 
 

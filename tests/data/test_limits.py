@@ -16,7 +16,7 @@ from oodles.data.limits import MAX_BYTES, SharedLimit
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR, Transform
-from oodles.errors import DataError
+from oodles.errors import DataError, FileError
 
 # SharedLimit -------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def test_a_file_larger_than_any_image_is_not_opened(tmp_path):
 def test_a_file_larger_than_any_set_is_not_read(tmp_path, name, size):
     with (tmp_path / name).open("wb") as file:
         file.truncate(size + 1)
-    with pytest.raises(DataError, match=rf"{re.escape(name)} has {size + 1:,} bytes, more than {size:,}"):
+    with pytest.raises(FileError, match=rf"{re.escape(name)} has {size + 1:,} bytes, more than the {size:,}"):
         open_images(tmp_path / name)
 
 
@@ -111,21 +111,21 @@ def write_lying_zip(path, method, stated=1000):
     return path
 
 
-@pytest.mark.parametrize(("method", "most"), [(zipfile.ZIP_DEFLATED, 3e6), (zipfile.ZIP_LZMA, 14e6)])
-def test_a_member_that_lies_about_its_size_is_not_unpacked(tmp_path, method, most):
-    images = open_images(write_lying_zip(tmp_path / "t.zip", method))
+def test_a_member_that_lies_about_its_size_is_not_unpacked(tmp_path):
+    images = open_images(write_lying_zip(tmp_path / "t.zip", zipfile.ZIP_DEFLATED))
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="not an image in a supported format"):
             images.read(0)
-        assert tracemalloc.get_traced_memory()[1] < most  # a decoder of LZMA takes 8 million itself
+        assert tracemalloc.get_traced_memory()[1] < 3e6
     finally:
         tracemalloc.stop()
 
 
-def test_members_packed_with_bzip2_are_refused(tmp_path):
-    """45 bytes of it can unpack to 45 million, whatever the size that is asked for."""
-    images = open_images(write_lying_zip(tmp_path / "t.zip", zipfile.ZIP_BZIP2))
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_packed_with_other_methods_are_refused(tmp_path, method):
+    """45 bytes of bzip2 can unpack to 45 million, whatever the size that is asked for."""
+    images = open_images(write_lying_zip(tmp_path / "t.zip", method))
     with pytest.raises(DataError, match="packed with an unusual method"):
         images.read(0)
 

@@ -37,10 +37,9 @@ def test_unreadable_images_are_counted_and_named(mixed, batch):
     loader = ImageLoader(mixed, PLAIN, batch_size=batch)
     with pytest.raises(DataError, match="mixed: 4 of 9 images cannot be read") as caught:
         list(loader)
-    names = sorted(name for name, _ in loader.skipped)
+    names = sorted(each.partition(":")[0] for each in loader.skipped)
     assert names == ["bad_cut.jpg", "bad_deep.png", "bad_empty.png", "bad_text.png"]
-    assert ("bad_empty.png", "empty file") in loader.skipped
-    assert loader.bad == [f"{name}: {problem}" for name, problem in loader.skipped]
+    assert "bad_empty.png: empty file" in loader.skipped
     assert "bad_cut.jpg" in str(caught.value)
     assert "truncated" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -52,7 +51,7 @@ def test_only_unreadable_images_are_skipped(mixed, batch):
     for _ in range(2):  # a second iteration starts over
         images = torch.cat(list(loader))
         assert loader.names == [f"good{number}.png" for number in range(5)]
-        assert len(loader.bad) == len(loader.skipped) == 4
+        assert len(loader.skipped) == 4
     for number, image in enumerate(images):
         expected = torch.from_numpy(noise(8, 8, 3, seed=number)).permute(2, 0, 1).float() / 255
         torch.testing.assert_close(image, expected)
@@ -74,7 +73,7 @@ def test_a_problem_is_one_line_even_if_the_error_says_nothing_or_more():
     loader = ImageLoader(ImageSet("set", ["a", "b"], opened), PLAIN, skip_bad=True)
     with pytest.raises(DataError, match="none of 2 images"):
         list(loader)
-    assert loader.skipped == [("a", "MemoryError"), ("b", "first line")]
+    assert loader.skipped == ["a: MemoryError", "b: first line"]
 
 
 @pytest.mark.parametrize("argument", ["batch_size", "workers"])

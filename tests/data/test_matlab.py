@@ -34,40 +34,28 @@ def test_arrays_are_read_as_scipy_reads_them(tmp_path_factory, kind, shape, comp
         assert np.array_equal(values, expected)
 
 
-def element(kind, content, order="<"):
-    return struct.pack(f"{order}II", kind, len(content)) + content + bytes(-len(content) % 8)
+def element(kind, content):
+    return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
 
 
-def matrix(name, values, *, flags=9, shape=None, stored=2, order="<", size=None):
+def matrix(name, values, *, flags=9, shape=None, stored=2, size=None):
     """A variable as MATLAB writes it; the arguments override what would be true."""
-    parts = element(6, struct.pack(f"{order}II", flags, 0), order)
-    parts += element(5, np.array(values.shape if shape is None else shape).astype(f"{order}i4").tobytes(), order)
-    parts += element(1, name.encode(), order)
+    parts = element(6, struct.pack("<II", flags, 0))
+    parts += element(5, np.array(values.shape if shape is None else shape).astype("<i4").tobytes())
+    parts += element(1, name.encode())
     raw = values.tobytes("F")
-    parts += struct.pack(f"{order}II", stored, len(raw) if size is None else size) + raw + bytes(-len(raw) % 8)
-    return struct.pack(f"{order}II", 14, len(parts)) + parts
+    parts += struct.pack("<II", stored, len(raw) if size is None else size) + raw + bytes(-len(raw) % 8)
+    return struct.pack("<II", 14, len(parts)) + parts
 
 
-def mat_file(*variables, order="<"):
-    head = b"MATLAB 5.0 MAT-file".ljust(124) + (b"\x00\x01IM" if order == "<" else b"\x01\x00MI")
+def mat_file(*variables):
+    head = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
     return head + b"".join(variables)
 
 
 def packed(variable):
     content = zlib.compress(variable)
     return struct.pack("<II", 15, len(content)) + content
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_both_byte_orders_are_read(tmp_path, order):
-    digits, numbers = noise(32, 32, 3, 2), np.array([[10], [3]], dtype=f"{order}u2")
-    content = mat_file(
-        matrix("X", digits, order=order), matrix("y", numbers, flags=11, stored=4, order=order), order=order
-    )
-    (tmp_path / "t.mat").write_bytes(content)
-    images = open_images(tmp_path / "t.mat")
-    assert images.labels.tolist() == [0, 3]
-    assert np.array_equal(np.asarray(images.read(1)), digits[..., 1])
 
 
 def test_doubles_that_matlab_stored_as_small_integers_are_labels_but_not_digits(tmp_path):
@@ -96,27 +84,29 @@ X = matrix("X", DIGITS)
         pytest.param(b"", "not a MATLAB file", id="empty"),
         pytest.param(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM", "not a MATLAB file", id="version 7.3"),
         pytest.param(mat_file(X), "it has no 'y'", id="no labels"),
+        pytest.param(mat_file(packed(b""), X), "it has no 'y'", id="nothing packed"),
         pytest.param(mat_file(X, LABELS, X), "X twice", id="digits twice"),
         pytest.param(mat_file(X[:-100], b""), "cut short", id="cut short"),
-        pytest.param(mat_file(LABELS, packed(X)[:-9]), "is longer than it says|cut short", id="packed and cut short"),
+        pytest.param(mat_file(LABELS, packed(X)[:-9]), "cut short", id="packed and cut short"),
         pytest.param(mat_file(LABELS, packed(X + bytes(99))), "longer than it says", id="packed and too long"),
         pytest.param(mat_file(LABELS, packed(X)[:-4] + bytes(4)), "incorrect data check", id="a wrong checksum"),
-        pytest.param(mat_file(LABELS, matrix("X", DIGITS, size=1 << 31)), "has 2,147,483,648 bytes", id="a false size"),
+        pytest.param(mat_file(LABELS, matrix("X", DIGITS, size=1 << 31)), "cut short", id="a false size"),
         pytest.param(
             mat_file(LABELS, matrix("X", DIGITS, shape=(32, 32, 3, 699_050), size=32 * 32 * 3 * 699_050)),
-            "unpacked, more than",
+            "cut short",
             id="a false size and shape",
         ),
+        pytest.param(mat_file(LABELS, matrix("X", DIGITS, shape=[1] * 50_000)), "of shape", id="a long shape"),
         pytest.param(mat_file(LABELS, matrix("X", DIGITS, shape=(-32, -32, 3, 2))), "of shape", id="a negative shape"),
         pytest.param(mat_file(LABELS, matrix("X", DIGITS, shape=(32, 32, 3, 0))), "of shape", id="an empty shape"),
         pytest.param(mat_file(LABELS, matrix("X", DIGITS, flags=0x809)), "not an array of numbers", id="complex"),
         pytest.param(mat_file(LABELS, matrix("X", DIGITS, flags=1)), "not an array of numbers", id="a cell"),
         pytest.param(mat_file(LABELS, matrix("X", DIGITS, stored=14)), "not an array of numbers", id="nested"),
         pytest.param(mat_file(*[element(99, b"")] * (MAX_VARIABLES + 1)), "more than 100 variables", id="many"),
-        pytest.param(mat_file(matrix("x" * 5000, DIGITS)), "at most 64 are expected", id="a long name"),
+        pytest.param(mat_file(matrix("x" * 5000, DIGITS)), "it has no 'X'", id="a long name"),
         pytest.param(
             mat_file(LABELS, packed(matrix("X", np.zeros((32, 32, 3, 9000), dtype=np.uint8)))),
-            "unpacked, more than",
+            "more than .* unpacked",
             id="packed a thousandfold",
         ),
     ],

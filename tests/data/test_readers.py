@@ -349,7 +349,7 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize("inner", ["", "train", "test", "train/zebra"])
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_zip_is_read_like_its_folder(tree, tmp_path, inner, compression):
     write_zip(tree, tmp_path / "t.ZIP", compression)
     plain, packed = open_images(tree / inner), open_images(tmp_path / "t.ZIP" / inner)
@@ -410,7 +410,7 @@ def test_a_bad_member_is_named(tmp_path):
     loader = ImageLoader(open_images(path), PLAIN)
     with pytest.raises(DataError, match=r"3 of 6 images cannot be read \(2\.png: damaged"):
         list(loader)
-    assert loader.bad[1:] == [
+    assert loader.skipped[1:] == [
         "empty.png: empty file",
         f"text.png: not an image in a supported format ({', '.join(FORMATS)})",
     ]

@@ -11,7 +11,7 @@ from support.images import noise, read_array, write_image
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR
-from oodles.errors import DataError
+from oodles.errors import DataError, FileError
 
 # Folders ------------------------------------------------------------------------------------------
 
@@ -60,12 +60,13 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     loader = ImageLoader(open_images(folder), CIFAR, labels=False, skip_bad=True)
     list(loader)
     assert loader.names == ["folder.png/inside.png", "good.png"]
-    assert [name for name, _ in loader.skipped] == ["loop.png", "pipe.png", "zero.png"]
-    for name, problem in loader.skipped[1:]:
-        assert problem == f"{folder / name} is not a regular file, but a folder, a pipe or a device"
+    skipped = dict(each.split(": ", 1) for each in loader.skipped)
+    assert list(skipped) == ["loop.png", "pipe.png", "zero.png"]
+    for name in ("pipe.png", "zero.png"):
+        assert skipped[name] == f"{folder / name} is not a regular file, but a folder, a pipe or a device"
     for name in ("train", "digits.mat", "pipe.zip", "pipe"):
         os.mkfifo(tmp_path / name)
-        with pytest.raises(DataError, match=r"is not (a regular file|an SVHN file|an image set)"):
+        with pytest.raises((DataError, FileError), match=r"is not (a regular file|an image set)"):
             open_images(tmp_path / name)
 
 

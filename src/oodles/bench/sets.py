@@ -79,7 +79,7 @@ def fit_on_sets(
             note=loader.images.name if isinstance(loader, ImageLoader) else "",
             **options,
         )
-        if isinstance(loader, ImageLoader) and loader.bad:
+        if isinstance(loader, ImageLoader) and loader.skipped:
             tell(f"skipped: {loader.problem_summary()}")
         found[name] = dict(zip((None, *detectors), parts, strict=True))
         if name == TRAIN:

@@ -132,5 +132,5 @@ def report_ignored(images: "ImageSet", *, labels: bool = False) -> None:
 
 def report_skipped(loader: "ImageLoader") -> None:
     """Say which images were skipped, if any."""
-    if loader.bad:
+    if loader.skipped:
         notice(f"skipped: {loader.problem_summary()}")

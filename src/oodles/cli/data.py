@@ -60,9 +60,9 @@ class _Bar:
 
 def list_datasets(data: DataOption = Path("data")) -> None:
     """Show which datasets can be downloaded, which must be requested, and which are already there."""
-    from oodles.data.downloads import SOURCES, ByHand
+    from oodles.data.downloads import SOURCES
 
     for name, record in SOURCES.items():
-        there, by_hand = (data / record.place).exists(), isinstance(record, ByHand)
+        there, by_hand = (data / record.place).exists(), not record.url
         state = "present" if there else "by hand" if by_hand else "downloadable"
         say(f"{name:14} {state:15} {record.title}")

@@ -26,36 +26,20 @@ MAX_DOWNLOAD = 50_000_000_000
 
 
 @dataclass(frozen=True)
-class Download:
-    """A dataset that anybody can download: a ``.tar.gz`` to unpack, or a single file.
+class Source:
+    """A dataset: where it goes below the data folder (``place``), and where it comes from.
 
-    ``place`` is where it goes below the data folder. ``md5`` is the published checksum; if there is none, the
-    download is trusted and its SHA-256 recorded.
+    ``url`` is a ``.tar.gz`` to unpack, or a single file. ``md5`` is the published checksum; if there is none, the
+    download is trusted and its SHA-256 recorded. A dataset that has to be requested has no ``url``; ``how`` says how
+    to get it.
     """
 
     name: str
     title: str
-    url: str
     place: str
+    url: str = ""
     md5: str | None = None
-
-    @property
-    def host(self) -> str:
-        """The host it is downloaded from."""
-        return urlsplit(self.url).netloc
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """A dataset that has to be requested: where it goes below the data folder, and how to get it."""
-
-    name: str
-    title: str
-    place: str
-    how: str
-
-
-Source = Download | ByHand
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +49,6 @@ class Fetched:
     ``checked`` is true if the download matched a published checksum.
     """
 
-    name: str
     path: Path
     sha256: str | None = None
     checked: bool = False
@@ -80,11 +63,9 @@ def fetch(what: str | Source, data: Path, *, progress: Any = False) -> Fetched:
     record = source(what) if isinstance(what, str) else what
     target = data / record.place
     if target.exists():
-        return Fetched(record.name, target)
-    if isinstance(record, ByHand):
+        return Fetched(target)
+    if not record.url:
         raise DataError(f"{record.title} cannot be downloaded automatically: {record.how}; put it at {target}")
-    if urlsplit(record.url).scheme not in ("http", "https"):
-        raise ArgumentError(f"{record.url} must be an http or https address")
     folder = data / f".{record.name}.fetching"
     with locked(folder):
         try:
@@ -92,10 +73,10 @@ def fetch(what: str | Source, data: Path, *, progress: Any = False) -> Fetched:
                 return _install(record, folder, target, progress)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return Fetched(record.name, target)
+    return Fetched(target)
 
 
-def _install(record: Download, folder: Path, target: Path, progress: Any) -> Fetched:
+def _install(record: Source, folder: Path, target: Path, progress: Any) -> Fetched:
     """Download a dataset into ``folder``, and rename it to ``target`` when it is complete."""
     packed = whole = _download(record, folder, target, progress)
     digest = sha256(packed)
@@ -105,7 +86,7 @@ def _install(record: Download, folder: Path, target: Path, progress: Any) -> Fet
     whole.rename(target)
     note = {"kind": "fetched", "schema": 1, "url": record.url, "sha256": digest, "md5": record.md5}
     write_record(folder.parent / f"{record.name}.fetched.json", note)
-    return Fetched(record.name, target, digest, record.md5 is not None)
+    return Fetched(target, digest, record.md5 is not None)
 
 
 def source(name: str) -> Source:
@@ -115,13 +96,14 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _download(record: Download, folder: Path, target: Path, progress: Any) -> Path:
+def _download(record: Source, folder: Path, target: Path, progress: Any) -> Path:
     """Return the downloaded file; a connection that breaks is tried again a few times."""
     with needed_by("a download"):
         import pooch
         from requests.exceptions import ConnectionError as Unreachable
-        from requests.exceptions import HTTPError, RequestException
+        from requests.exceptions import RequestException
 
+    host = urlsplit(record.url).netloc
     known = {"data": None if record.md5 is None else f"md5:{record.md5}"}
     files = pooch.create(folder, "", registry=known, urls={"data": record.url}, retry_if_failed=RETRIES)
     options = {"timeout": TIMEOUT, "headers": {"Accept-Encoding": "identity"}, "hooks": {"response": _check_response}}
@@ -130,15 +112,13 @@ def _download(record: Download, folder: Path, target: Path, progress: Any) -> Pa
         return Path(files.fetch("data", downloader=pooch.HTTPDownloader(progressbar=progress, **options)))
     except DataError:
         raise
-    except HTTPError as error:
-        raise DataError(f"{record.host} answered {one_line(error)}") from None
     except Unreachable:
         raise DataError(
-            f"{record.host} cannot be reached; is there a network connection? "
+            f"{host} cannot be reached; is there a network connection? "
             f"Or download {record.url} on another machine and put its content at {target}"
         ) from None
     except RequestException as error:
-        raise DataError(f"{record.host} interrupted {record.url} ({one_line(error)}); fetch it again") from None
+        raise DataError(f"{record.url} cannot be downloaded ({one_line(error)}); fetch it again") from None
     except ValueError:  # of pooch
         raise DataError(f"{record.url} has another MD5 than the published {record.md5}; fetch it again") from None
 
@@ -153,7 +133,7 @@ def _check_response(response: Any, **_: Any) -> None:
         raise DataError(f"{address} has more than {MAX_DOWNLOAD:,} bytes, which no dataset here has")
 
 
-def _unpacked(record: Download, packed: Path, name: str) -> Path:
+def _unpacked(record: Source, packed: Path, name: str) -> Path:
     """Unpack an archive beside itself; return its folder ``name``, or that of all its content if it has no such."""
     content = Path(tempfile.mkdtemp(dir=packed.parent))
     content.chmod(0o755)
@@ -195,6 +175,6 @@ def _files_only(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 # the sources of the paper's datasets, by their names in the suites
 SOURCES: dict[str, Source] = {
-    name: Download(name, **record) if "url" in record else ByHand(name, **record)
+    name: Source(name, **record)
     for name, record in json.loads((files("oodles.data") / "sources.json").read_text()).items()
 }

@@ -8,6 +8,7 @@ import numpy as np
 from oodles.data.image_sets import first_names
 from oodles.data.readers import ImageSet, open_image
 from oodles.errors import DataError
+from oodles.records.files import read_regular
 
 
 def read_image_list(path: Path, root: Path, classes: int | None = None) -> ImageSet:
@@ -56,11 +57,8 @@ def is_unpacked(path: Path, root: Path) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    if path.exists() and not path.is_file():  # reading a pipe could take for ever
-        raise DataError(f"{path} is not a file")
+    content = read_regular(path, links=True, remedy="give a list of images")
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+        return content.decode("utf-8-sig").split("\n")
     except UnicodeError:
         raise DataError(f"{path} is not a text file in UTF-8") from None

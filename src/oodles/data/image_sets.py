@@ -1,5 +1,6 @@
 """``ImageSet``: images that are read one at a time, wherever they come from, and labels from the names of folders."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ class ImageSet:
             return decode(image)
 
     def ignored_summary(self) -> str:
-        """One line that counts the files that are not read and names some of every kind; "" if there are none."""
+        """One line that counts the files that are not read, by their kinds; "" if there are none."""
         if not self.ignored:
             return ""
         one = len(self.ignored) == 1
@@ -157,18 +158,11 @@ def label_by_folder(
 
 
 def count_by_suffix(names: Sequence[str]) -> str:
-    """Up to three names; of more, how many have each suffix and the first of them."""
+    """Up to three names; of more, how many have each suffix."""
     if len(names) <= 3:
         return first_names(names)
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kinds.setdefault(PurePosixPath(name).suffix.lower(), []).append(name)
-    common = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
-    shown = [
-        same[0] if len(same) == 1 else f"{len(same):,} {suffix or 'without suffix'} ({same[0]}, ...)"
-        for suffix, same in common[:4]
-    ]
-    return ", ".join(shown) + (", ..." if len(common) > 4 else "")
+    kinds = Counter(PurePosixPath(name).suffix.lower() or "without suffix" for name in names).most_common()
+    return first_names([f"{count:,} {suffix}" for suffix, count in kinds])
 
 
 def first_names(names: Sequence[str]) -> str:

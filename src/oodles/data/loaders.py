@@ -4,16 +4,19 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import PIL
 import torch
 from torch import Tensor
 
-from oodles.data.decoding import BATCH_SIZE, ImageDecoder
 from oodles.data.decoding import WORKERS as WORKERS
+from oodles.data.decoding import Prepared, prefetch, prepare
 from oodles.data.readers import ImageSet
 from oodles.data.transforms import Transform
-from oodles.errors import DataError
+from oodles.errors import ArgumentError, DataError
 
+BATCH_SIZE = 256
 MAX_MEMORY = 16_000_000_000
 
 
@@ -25,10 +28,11 @@ def normalise(transform: Transform, pixels: Tensor) -> Tensor:
     return (pixels.float() / 255 - mean) / std
 
 
-class ImageLoader(ImageDecoder):
+class ImageLoader:
     """Batches of ``(images, labels)`` or ``images``, decoded by threads ahead of the consumer.
 
-    Unreadable images, ``skipped`` and ``names`` are as in :class:`oodles.data.decoding.ImageDecoder`.
+    If images cannot be read, the iteration ends with an error that counts them all; with ``skip_bad`` they are skipped.
+    Either way ``skipped`` lists them, each as ``name: problem``. ``names`` lists the images yielded so far.
     """
 
     def __init__(
@@ -41,13 +45,24 @@ class ImageLoader(ImageDecoder):
         batch_size: int = BATCH_SIZE,
         workers: int = WORKERS,
     ) -> None:
-        super().__init__(images, transform, skip_bad=skip_bad, batch_size=batch_size, workers=workers)
+        if batch_size < 1 or workers < 1:
+            raise ArgumentError(f"batch_size={batch_size} and workers={workers} must both be at least 1")
+        self.images = images
+        self.transform = transform
+        self.skip_bad = skip_bad
+        self.batch_size = batch_size
+        self.workers = workers
+        self.skipped: list[str] = []
+        self.names: list[str] = []
         self._labels = images.labels if labels else None
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The class folders that the labels number; () without labels or without class folders."""
         return () if self._labels is None else self.images.classes
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         return self.only(range(len(self)))
@@ -60,8 +75,36 @@ class ImageLoader(ImageDecoder):
 
     def pixels(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same batches as uint8, with labels if wanted and known; all of them, or those of the given numbers."""
-        for rows, pixels in self.decoded(numbers):
-            yield torch.from_numpy(pixels), None if self._labels is None else torch.from_numpy(self._labels[rows])
+        self.skipped, self.names = [], []
+        total, size = len(self.images), self.batch_size
+        starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
+        spans = (range(start, min(start + size, total)) for start in starts)
+        for span, images in prefetch(((span, span) for span in spans), self._prepare, self.workers):
+            good: dict[int, npt.NDArray[np.uint8]] = {}
+            for row, image in zip(span, images, strict=True):
+                if isinstance(image, str):
+                    self.skipped.append(f"{self.images.names[row]}: {image}")
+                else:
+                    good[row] = image
+            if good and (self.skip_bad or not self.skipped):  # else count the unreadable ones among the others
+                self.names += [self.images.names[row] for row in good]
+                labels = None if self._labels is None else torch.from_numpy(self._labels[[*good]])
+                yield torch.from_numpy(np.stack([*good.values()])), labels
+        if self.skipped and not self.skip_bad:
+            raise DataError(self.problem_summary())
+        if not self.names and starts:
+            raise DataError(f"{self.images.name}: none of {len(self.images)} images can be read ({self._problems()})")
+
+    def _prepare(self, row: int) -> Prepared:
+        return prepare(lambda: self.images.open(row), self.transform)
+
+    def problem_summary(self) -> str:
+        """One line that counts the unreadable images and names the first three."""
+        count = f"{len(self.skipped)} of {len(self.images)} images cannot be read"
+        return f"{self.images.name}: {count} ({self._problems()})"
+
+    def _problems(self) -> str:
+        return "; ".join(self.skipped[:3]) + ("; ..." if len(self.skipped) > 3 else "")
 
     def stamp(self) -> str | None:
         """What shows that the batches may have changed without decoding an image; None if nothing does.

@@ -1,6 +1,7 @@
 """A reader of the pickles that CIFAR is published in: integer arrays, text, numbers, lists and dicts, nothing else."""
 
 import pickletools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,15 @@ TEXTS = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHO
 VALUES = frozenset({*NUMBERS, *TEXTS, "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"})
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-NAMES = frozenset(
-    {
-        "numpy ndarray",
-        "numpy dtype",
-        "numpy._core.multiarray _reconstruct",
-        "numpy._core.numeric _frombuffer",
-        "_codecs encode",
-    }
+TYPE, ARRAY, BUFFER, ENCODE = (
+    "numpy dtype",
+    "numpy._core.multiarray _reconstruct",
+    "numpy._core.numeric _frombuffer",
+    "_codecs encode",
 )
+NAMES = frozenset({"numpy ndarray", TYPE, ARRAY, BUFFER, ENCODE})
 """The only names that are understood; none of them is ever imported."""
+INTEGERS = frozenset(f"{order}{kind}{size}" for order in "|<>=" for kind in "ui" for size in (1, 2, 4, 8))
 
 
 def read_pickle(content: bytes) -> Any:
@@ -31,45 +31,23 @@ def read_pickle(content: bytes) -> Any:
     The opcodes are interpreted here and not by :mod:`pickle`, so nothing can be imported or called, and the memory
     taken is bounded by the size of the file. Any other pickle, or a damaged one, is a ValueError.
     """
+    reader = _Interpreter(len(content))
     try:
-        value = _Interpreter(len(content)).run(content)
+        value = reader.run(content)
+        if not isinstance(value, dict):
+            return value
+        return {key: reader.array(item) if isinstance(item, _Call) else item for key, item in value.items()}
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"damaged: {type(error).__name__}") from None
-    if not isinstance(value, dict):
-        return value
-    return {key: item.values if isinstance(item, _Array) else item for key, item in value.items()}
 
 
-class _Name:
-    """A name that the pickle refers to."""
+@dataclass(eq=False)
+class _Call:
+    """A type or an array as a pickle describes it: what it calls with which arguments, and the state it sets."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text.replace("numpy.core.", "numpy._core.")
-        if self.text not in NAMES:
-            raise ValueError(f"it refers to {text.replace(' ', '.')[:60]!r}")
-
-
-class _Type:
-    """An integer type of NumPy's; its byte order comes later in the pickle."""
-
-    def __init__(self, code: Any) -> None:
-        if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"):
-            raise ValueError("an array of something other than integers")
-        self.code, self.order = code, "|"
-
-
-class _Array:
-    """An array; its values may come later in the pickle."""
-
-    def __init__(self) -> None:
-        self.values: npt.NDArray[Any] | None = None
-
-    def fill(self, shape: Any, kind: Any, fortran: bool, raw: bytes | bytearray) -> None:
-        sizes = shape if isinstance(shape, tuple) and len(shape) <= 2 else (None,)
-        if not isinstance(kind, _Type) or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes):
-            raise TypeError
-        values = np.frombuffer(raw, np.dtype(kind.order + kind.code))
-        self.values = values.reshape(sizes, order="F" if fortran else "C")
+    name: str
+    arguments: Any
+    state: Any = None
 
 
 class _Interpreter:
@@ -125,12 +103,19 @@ class _Interpreter:
             case "NONE" | "NEWTRUE" | "NEWFALSE":
                 stack.append(CONSTANTS[opcode])
             case "GLOBAL" | "STACK_GLOBAL":
-                stack.append(_Name(" ".join([stack.pop(-2), stack.pop()]) if opcode == "STACK_GLOBAL" else value))
+                name = " ".join([stack.pop(-2), stack.pop()]) if opcode == "STACK_GLOBAL" else value
+                stack.append(name.replace("numpy.core.", "numpy._core."))
+                if stack[-1] not in NAMES:
+                    raise ValueError(f"it refers to {name.replace(' ', '.')[:60]!r}")
             case "REDUCE":
-                arguments = stack.pop()
-                stack.append(self.make(stack.pop().text, arguments))
+                arguments, name = stack.pop(), stack.pop()
+                if name not in (TYPE, ARRAY, BUFFER, ENCODE):
+                    raise ValueError("a call that CIFAR batches do not have")
+                # numpy and pickle write no other encoding than Latin-1
+                stack.append(self.as_bytes(arguments[0]) if name == ENCODE else _Call(name, arguments))
             case "BUILD":
-                self.build(stack.pop(), stack[-1])
+                state = stack.pop()
+                self.top(_Call).state = state
             case "PROTO" | "FRAME" | "STOP":
                 pass
             case _:
@@ -153,30 +138,23 @@ class _Interpreter:
                 raise TypeError
             target[key] = item
 
-    def make(self, name: str, arguments: Any) -> Any:
-        """What a call of one of the known names would give."""
-        if name == "numpy dtype":
-            return _Type(arguments[0])
-        if name == "numpy._core.multiarray _reconstruct":
-            return _Array()
-        if name == "numpy._core.numeric _frombuffer":
-            raw, kind, shape, order = arguments
-            array = _Array()
-            array.fill(shape, kind, order == "F", self.as_bytes(raw))
-            return array
-        if name == "_codecs encode":
-            return self.as_bytes(arguments[0])  # numpy and pickle write no other encoding than Latin-1
-        raise ValueError(f"a call of {name}")
-
-    def build(self, state: Any, target: Any) -> None:
-        """Complete a type or an array."""
-        if isinstance(target, _Type) and state[1] in ("|", "<", ">", "="):
-            target.order = state[1]
-        elif isinstance(target, _Array):
-            _, shape, kind, fortran, raw = state
-            target.fill(shape, kind, bool(fortran), self.as_bytes(raw))
+    def array(self, call: _Call) -> npt.NDArray[Any]:
+        """Return the array of integers that a call describes."""
+        if call.name == BUFFER:
+            raw, kind, shape, order = call.arguments
         else:
+            _, shape, kind, by_columns, raw = call.state
+            order = "F" if by_columns else "C"
+        dtype = "".join([kind.state[1], kind.arguments[0]])
+        if dtype not in INTEGERS:
+            raise ValueError("an array of something other than integers")
+        if (
+            not isinstance(shape, tuple)
+            or len(shape) > 2
+            or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+        ):
             raise TypeError
+        return np.frombuffer(self.as_bytes(raw), dtype).reshape(shape, order="F" if order == "F" else "C")
 
     def as_bytes(self, raw: Any) -> bytes | bytearray:
         """Bytes, which Python 2 and the older protocols wrote as Latin-1 text."""

@@ -24,6 +24,7 @@ from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, TooLargeError,
 from oodles.data.matlab import read_mat
 from oodles.data.pickles import read_pickle
 from oodles.errors import DataError
+from oodles.records.files import read_regular
 
 
 class NotAnImageError(DataError):
@@ -56,7 +57,7 @@ SUFFIXES = tuple(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffi
 # large blocks go back to the operating system at once; glibc would keep Pillow's usual ones for each thread
 Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]  # documented, but not typed
 
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)  # a few bytes of bzip2 can become gigabytes
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others unpack more than is asked for
 CIFAR_NAMES = r"data_batch_[0-9]+|test_batch|train|test"
 MAX_CIFAR = 400_000_000
 
@@ -106,11 +107,8 @@ def read_cifar(*paths: Path) -> ImageSet:
 
 def _cifar_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The rows of pixels and the labels of one batch."""
-    regular_size(path, MAX_CIFAR)
     try:
-        content = read_pickle(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+        content = read_pickle(read_regular(path, MAX_CIFAR, links=True))
     except ValueError as error:
         raise DataError(f"{path} is not a CIFAR batch ({error})") from None
     pairs = content.items() if isinstance(content, dict) else ()
@@ -141,7 +139,7 @@ def read_svhn(path: Path) -> ImageSet:
         digits, numbers = content["X"], content["y"].values.ravel()
     except KeyError as error:
         raise DataError(f"{path} is not an SVHN file with X and y (it has no {error})") from None
-    except (OSError, ValueError, zlib.error, struct.error) as error:
+    except (ValueError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an SVHN file with X and y ({error})") from None
     fits = digits.kind == np.uint8 and digits.values.dtype == np.uint8 and digits.values.shape[:-1] == (32, 32, 3)
     if not fits or not 0 < len(numbers) == digits.values.shape[-1] or not np.isin(numbers, np.arange(11)).all():
@@ -167,31 +165,19 @@ def read_folder(path: Path) -> ImageSet:
 def _names_below(path: Path) -> list[str]:
     """The files and folders (their names end in "/") below ``path``; links to folders are followed, once each."""
     found: list[str] = []
-    visited: dict[tuple[int, int], Path] = {}
-    left = [""]
-    while left:
-        inner = left.pop()
-        here = path / inner
-        try:
-            known = here.stat()
-            with os.scandir(here) as listing:
-                entries = [(entry.name, _is_folder(entry)) for entry in listing]
-        except OSError as error:
-            raise DataError(f"{here} cannot be listed ({error.strerror})") from None
+    visited: dict[tuple[int, int], str] = {}
+    for here, _, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
+        known = Path(here).stat()
         first = visited.setdefault((known.st_dev, known.st_ino), here)
         if first is not here:
             raise DataError(f"{here} and {first} are the same folder, so the same images come again; remove the link")
-        found.append(inner)
-        found += [inner + name for name, is_folder in entries if not is_folder]
-        left += [f"{inner}{name}/" for name, is_folder in entries if is_folder]
+        inner = f"{Path(here).relative_to(path).as_posix()}/".removeprefix("./")
+        found += [inner, *(inner + name for name in files)]
     return found
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+def _refuse_folder(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be listed ({error.strerror})") from None
 
 
 def read_zip(path: Path, folder: str = "") -> ImageSet:
@@ -211,8 +197,8 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
             raise DataError("packed with an unusual method; pack it again with the usual one, deflate")
         with FILE_BYTES.take(member.file_size):
             try:
-                with lock:
-                    content = _unpack(archive, member)
+                with lock, archive.open(member) as stream:
+                    content = stream.read(member.file_size)  # archive.read would unpack all there is
             except Exception as error:
                 raise DataError(f"damaged or encrypted in {path.name} ({error})") from None
             with _identify(io.BytesIO(content), len(content)) as image:
@@ -224,18 +210,6 @@ def read_zip(path: Path, folder: str = "") -> ImageSet:
     if unpacked > unpacked_limit(packed):
         raise DataError(f"{path} has {packed:,} bytes and would unpack to {unpacked:,}; no archive of images does")
     return images
-
-
-def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """The content of a member, never more than the size it states.
-
-    ``archive.read`` unpacks all there is before it looks at that size. Deflate stops at the size asked for; LZMA does
-    not, so it is given little at a time.
-    """
-    with archive.open(member) as stream:
-        if member.compress_type != zipfile.ZIP_LZMA:
-            return stream.read(member.file_size)
-        return b"".join(iter(lambda: stream.read(4096), b""))
 
 
 @contextmanager

@@ -187,16 +187,16 @@ def decode_ahead(
 
 def _image_rows(guard: OpenGuard, names: Sequence[str], images: Sequence[Prepared]) -> list[Row]:
     """Return rows in the order of the images, of which only those that could be read are scored."""
-    good = [name for name, image in zip(names, images, strict=True) if image.pixels is not None]
+    good = [name for name, image in zip(names, images, strict=True) if not isinstance(image, str)]
     found = _of_images(images, lambda pixels: verdict_rows(good, guard.judge(guard.batch(pixels)), guard.class_names))
     return [Row(name, error=row) if isinstance(row, str) else row for name, row in zip(names, found, strict=True)]
 
 
 def _of_images(images: Sequence[Prepared], judge: Callable[[Pixels], Iterable[Judged]]) -> list[Judged | str]:
     """Return what ``judge`` gives for each image that could be read, and the problems of the others, in order."""
-    pixels = [image.pixels for image in images if image.pixels is not None]
+    pixels = [image for image in images if not isinstance(image, str)]
     judged = iter(judge(np.stack(pixels)) if pixels else ())
-    return [image.problem or "unknown" if image.pixels is None else next(judged) for image in images]
+    return [image if isinstance(image, str) else next(judged) for image in images]
 
 
 def verdict_rows(names: Sequence[str], verdict: ArrayVerdict, class_names: Sequence[str]) -> list[Row]:

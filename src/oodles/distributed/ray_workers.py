@@ -81,12 +81,12 @@ class Extractor:
         errors: list[str | None] = [None] * len(rows)
         done = 0
         for batch, images in decode_ahead(_image_batches(rows, self._batch_size), self._transform, _threads()):
-            readable = [done + place for place, image in enumerate(images) if image.pixels is not None]
-            errors[done : done + len(images)] = [image.problem for image in images]
+            readable = [done + place for place, image in enumerate(images) if not isinstance(image, str)]
+            errors[done : done + len(images)] = [image if isinstance(image, str) else None for image in images]
             done += len(batch.names)
             if not readable:
                 continue
-            pixels = torch.from_numpy(np.stack([image.pixels for image in images if image.pixels is not None]))
+            pixels = torch.from_numpy(np.stack([image for image in images if not isinstance(image, str)]))
             columns = self._run(Inputs((normalise(self._transform, pixels.to(self._device)),)))
             bad = set(rows_not_finite(columns))
             for place in bad:

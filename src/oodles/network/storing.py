@@ -22,7 +22,7 @@ from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS
 from oodles.records.files import Record
-from oodles.store import Part, Writer
+from oodles.store import Part, Writer, open_writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Sharing:
     loader has the stamp it was written with.
     """
 
-    writer: Writer | Part
+    writer: Part
     processes: Processes
     shards: list[Record]
     complete: bool
@@ -67,7 +67,11 @@ def open_store(
     """Open a store for writing in every process; the first one holds its lock and writes its manifest."""
     with processes.raise_together():
         if processes.rank == 0:
-            with Writer(path, about, note) as writer, processes.raise_together(), _marking_failure(path, processes):
+            with (
+                open_writer(path, about, note) as writer,
+                processes.raise_together(),
+                _marking_failure(path, processes),
+            ):
                 recognised = writer.complete and stamp is not None and writer.manifest["stamp"] == stamp
                 processes.all_gather((writer.manifest, recognised))
                 yield Sharing(writer, processes, list(writer.shards), writer.complete, recognised)
@@ -263,14 +267,14 @@ class _Shard:
         per_row = sum(column.shape[1:].numel() for column in self.columns[0].values())
         return self.rows * per_row >= SHARD_ELEMENTS or time.monotonic() - self.begun >= SHARD_SECONDS
 
-    def close(self, run: "Run", writer: Writer | Part) -> None:
+    def close(self, run: "Run", writer: Part) -> None:
         """Write the shard."""
         columns = {name: torch.cat([part[name] for part in self.columns]) for name in self.columns[0]}
         head = run.head()
         if self.rows > len(self.bad):
             check_columns(columns, None if head is None else head.shape)
-        if isinstance(writer, Writer):
-            writer.write_head(head.tensors() if head is not None else {})
+        if isinstance(writer, Writer) and head is not None:
+            writer.write_head(head)
         writer.append(columns, self.digest.hexdigest(), (self.first, self.stop), self.bad)
         self.closed, self.columns = True, []
 

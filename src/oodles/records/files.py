@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import stat
 import tempfile
 import time
@@ -23,7 +22,6 @@ from typing import IO, Annotated, Any
 import msgspec
 from filelock import FileLock, Timeout
 from msgspec import Meta, Struct
-from safetensors import SafetensorError
 
 from oodles.errors import ArgumentError, FileError
 
@@ -119,22 +117,13 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except FileError:
         raise
-    except (OSError, SafetensorError) as error:
-        code = _error_number(error)
-        if code is None:  # not from the operating system
+    except OSError as error:
+        if error.errno is None:  # not from the operating system
             raise
-        reason = "the disk is full" if code == errno.ENOSPC else os.strerror(code)
-        refused = FileError(f"{path} cannot be written: {reason}; {_remedy(code)}")
+        reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno)
+        refused = FileError(f"{path} cannot be written: {reason}; {_remedy(error.errno)}")
         refused.strerror = reason
         raise refused from None
-
-
-def _error_number(error: Exception) -> int | None:
-    """The operating system's number for an error; safetensors gives it only as part of its text."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"(?:os error |code: )(\d+)", str(error))
-    return int(found[1]) if found else None
 
 
 def _remedy(code: int) -> str:
@@ -253,8 +242,11 @@ def read_regular(path: Path, most: int | None = None, *, links: bool = False, re
     So is a link, unless ``links`` are followed. What the operating system refuses becomes a :class:`FileError` with its
     ``errno`` and the ``remedy``.
     """
+    if path.is_symlink() and not links:
+        raise FileError(f"{path} is a symbolic link, which is not allowed")
     try:
-        return _content(path, most, links)
+        with open_regular(path, most) as file:
+            return file.read()
     except FileError:
         raise
     except OSError as error:
@@ -264,22 +256,16 @@ def read_regular(path: Path, most: int | None = None, *, links: bool = False, re
         raise refused from None
 
 
-def _content(path: Path, most: int | None, links: bool) -> bytes:
-    if path.is_symlink() and not links:
-        raise FileError(f"{path} is a symbolic link, which is not allowed")
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise FileError(f"{path} has {size:,} bytes, more than the {most:,} that are read")
-        return file.read()
-
-
-def open_regular(path: Path) -> IO[bytes]:
-    """A file to read from, which is neither a device nor a pipe: one that nobody writes to would block."""
+def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
+    """A file of at most ``most`` bytes to read from; no device or pipe: one that nobody writes to would block."""
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    found = os.fstat(file.fileno())
+    problem = "is not a regular file" if not stat.S_ISREG(found.st_mode) else ""
+    if most is not None and found.st_size > most:
+        problem = problem or f"has {found.st_size:,} bytes, more than the {most:,} that are read"
+    if problem:
         file.close()
-        raise FileError(f"{path} is not a regular file")
+        raise FileError(f"{path} {problem}")
     return file
 
 

@@ -45,18 +45,10 @@ def first_difference(stored: Any, asked: Any, name: str = "") -> tuple[str, str,
             return name, f"{len(stored)} entries", str(len(asked))
         pairs = [(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(stored, asked, strict=True))]
     else:
-        return name, *_shorten(str(stored), str(asked))
+        return name, _shorten(stored), _shorten(asked)
     return next(filter(None, (first_difference(*pair) for pair in pairs)), None)
 
 
-def _shorten(first: str, second: str) -> tuple[str, str]:
-    """Two different texts; of a long one, only a piece that shows the difference."""
-    shared = min(len(first), len(second))
-    differs = next((place for place in range(shared) if first[place] != second[place]), shared)
-    start = 0 if differs < MAX_SHOWN // 4 else differs - 5
-    before = "..." if start else ""
-
-    def piece(text: str) -> str:
-        return text if len(text) <= MAX_SHOWN else f"{before}{text[start : start + MAX_SHOWN // 4]}..."
-
-    return piece(first), piece(second)
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 4]}..."

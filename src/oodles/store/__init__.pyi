@@ -6,3 +6,4 @@ from .reading import Shard as Shard
 from .reading import Store as Store
 from .writing import Part as Part
 from .writing import Writer as Writer
+from .writing import open_writer as open_writer

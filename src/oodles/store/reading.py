@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from oodles.columns import PRECISIONS, Columns, check_columns, is_finite
+from oodles.columns import Columns, check_columns
 from oodles.errors import DataError, FileError, ShapeError
+from oodles.head import Head
 from oodles.records.files import Record, member, sha256
 from oodles.records.tensors import read_tensors
 from oodles.records.text import one_line
@@ -22,7 +23,7 @@ class Shard:
     ``layout`` is shared by all shards of a store, which must agree in it; the first one that is read fills it.
     """
 
-    def __init__(self, path: Path, entry: Record, names: list[str], head: Columns, layout: Layout) -> None:
+    def __init__(self, path: Path, entry: Record, names: list[str], head: Head | None, layout: Layout) -> None:
         self.path = path
         self.rows: int = entry["rows"]
         self._entry, self._names, self._head, self._layout = entry, names, head, layout
@@ -56,9 +57,8 @@ class Shard:
         """Raise unless rows, columns, types and widths are those of the manifest, the head and the other shards."""
         if sorted(columns) != self._names:
             raise ShapeError(f"its columns are {', '.join(sorted(columns))}, not {', '.join(self._names)}")
-        shape = self._head["weight"].shape if self._head else None
         if self.rows:  # else every input of the shard was left out
-            check_columns(columns, None if shape is None else (shape[0], shape[1]))
+            check_columns(columns, self._head.shape if self._head else None)
         for name, column in columns.items():
             if len(column) != self.rows:
                 raise ShapeError(f"{name} has {len(column)} rows, not {self.rows}")
@@ -88,30 +88,21 @@ class Store:
             Shard(member(path, entry["file"]), entry, self.columns, self.head, layout)
             for entry in self.manifest["shards"]
         ]
-        names, classes = self.manifest["class_names"], len(self.head.get("weight", ()))
+        names, classes = self.manifest["class_names"], self.head.classes if self.head else 0
         if not self.shards or (names and classes and len(names) != classes):
             problem = f"{len(names)} names for {classes} classes" if self.shards else "no rows"
             raise FileError(f"{path} is complete but has {problem}; delete the folder and extract again")
-        self.path = path
-
-    def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, rows={stored_rows(self.manifest)}, columns={', '.join(self.columns)})"
 
 
-def read_head(path: Path, manifest: Record) -> Columns:
-    """The last layer in a store: ``weight`` and perhaps ``bias``; empty if there is none."""
+def read_head(path: Path, manifest: Record) -> Head | None:
+    """The last layer in a store, if there is one."""
     if not manifest["head"]:
-        return {}
-    head = read_tensors(path, manifest["head"])
-    if not _is_head(head):
-        raise FileError(f"{path / manifest['head']['file']} is not the weight and bias of a last layer; extract again")
-    return head
-
-
-def _is_head(parts: Columns) -> bool:
-    if not {"weight"} <= parts.keys() <= {"weight", "bias"} or parts["weight"].ndim != 2:
-        return False
-    weight = parts["weight"]
-    bias = parts.get("bias", weight.new_zeros(len(weight)))
-    fits = weight.dtype == bias.dtype and weight.dtype in PRECISIONS and bias.shape == weight.shape[:1]
-    return fits and all(is_finite(part) for part in parts.values())
+        return None
+    parts = read_tensors(path, manifest["head"])
+    try:
+        return Head(**parts)
+    except (TypeError, DataError, ShapeError) as error:
+        file = path / manifest["head"]["file"]
+        raise FileError(
+            f"{file} is not the weight and bias of a last layer ({one_line(error)}); extract again"
+        ) from None
