@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from oodles.cli.completion import built_in_detectors, complete_detector, one_of
+from oodles.cli.options import complete_detector, one_of
 from oodles.detectors.registry import BUILT_IN
 
 COMPLETE = """
@@ -46,7 +46,7 @@ def test_the_shell_is_given_commands_options_and_detectors_without_torch():
 
 
 def test_the_names_of_detectors_are_those_of_the_registry():
-    assert built_in_detectors() == [entry.name for entry in BUILT_IN]
+    assert complete_detector("") == [entry.name for entry in BUILT_IN]
     assert complete_detector("kn") == ["knn"]
     assert complete_detector("react(90)+weight_d") == ["react(90)+weight_dropout"]
     assert complete_detector("nothing") == []

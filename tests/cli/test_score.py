@@ -109,8 +109,8 @@ def test_options_for_files_that_exclude_each_other(fitted, refused, tmp_path):
     ray = [*command, "--ray", "--out"]
     assert "exists already; give a new folder" in refused(*ray, tmp_path)
     assert "has --ray-workers in place of --workers" in refused(*ray, tmp_path / "new", "--workers", "2")
-    assert "--ray-workers 0 must be at least 1" in refused(*ray, tmp_path / "new", "--ray-workers", "0")
-    assert "--ray-cpus 0.0 must be more than 0" in refused(*ray, tmp_path / "new", "--ray-cpus", "0")
+    assert "Invalid value for '--ray-workers'" in refused(*ray, tmp_path / "new", "--ray-workers", "0")
+    assert "Invalid value for '--ray-cpus'" in refused(*ray, tmp_path / "new", "--ray-cpus", "0")
     cifar = ["score", fitted / "guard", "data/cifar-10-batches-py/test_batch", "--ray", "--out", tmp_path / "new"]
     assert "is not a file of its own; --ray reads image files and Parquet" in refused(*cifar)
     stored = ["score", fitted / "guard", fitted / "test", "--ray", "--out", tmp_path / "new"]

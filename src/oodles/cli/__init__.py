@@ -12,6 +12,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,20 +97,35 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def _interruptible(command: Callable[..., None], name: str = "") -> Callable[..., None]:
-    """The command with one line if it is interrupted or lacks a package; ``name`` if not that of its function."""
+    """Return the command for typer, with one line if it is interrupted or lacks a package.
+
+    A parameter that is a dataclass of options becomes these options. ``name`` is that of the command if not that of its
+    function.
+    """
     typed = name or command.__name__.replace("_", "-")
+    groups: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += signature(parameter.annotation).parameters.values()
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def run(*arguments: Any, **named: Any) -> None:
+    def run(**given: Any) -> None:
+        for group, kind in groups.items():
+            given[group] = kind(**{option: given.pop(option) for option in signature(kind).parameters})
         try:
             with _with_others(command.__name__), needed_by(f"oodles {typed}"):
-                command(*arguments, **named)
+                command(**given)
         except KeyboardInterrupt:
             raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
         except BrokenPipeError:  # nobody reads on, as in `oodles score photos | head`
             _drop_output()
             raise typer.Exit from None
 
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 

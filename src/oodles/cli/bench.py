@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_choice, check_number, check_out, image_options, image_transform
-from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
-from oodles.cli.completion import complete_detector, one_of
+from oodles.cli.checks import check_choice
+from oodles.cli.common import console, named_paths, notice, report_ignored, say
+from oodles.cli.options import DataOption, JsonOption, RunOptions, complete_detector, load_model, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.paper.published import TABLES
 
@@ -28,6 +27,7 @@ def _complete_suite(incomplete: str) -> list[str]:
 
 
 def bench(
+    given: RunOptions,
     suite: Annotated[
         str | None,
         Argument(
@@ -36,7 +36,7 @@ def bench(
             autocompletion=_complete_suite,
         ),
     ] = None,
-    data: common.DataOption = Path("data"),
+    data: DataOption = Path("data"),
     table: Annotated[
         list[str] | None,
         Option(
@@ -45,7 +45,10 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
-    checkpoint: Annotated[list[Path] | None, Option(help="Its weights; repeat it to average over several.")] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        Option(help="Its weights; repeat it to average over several.", exists=True, dir_okay=False),
+    ] = None,
     train: Annotated[Path | None, Option(help="ID training images.")] = None,
     test: Annotated[Path | None, Option(help="ID test images.")] = None,
     ood: Annotated[list[str] | None, Option(help="OOD images as NAME=PATH; may be repeated.")] = None,
@@ -62,22 +65,17 @@ def bench(
     published: Annotated[bool, Option("--published", help="Add the AUROC of OpenOOD's leaderboard.")] = False,
     intervals: Annotated[bool, Option("--intervals", help="Add 95 % bootstrap intervals.")] = False,
     store: Annotated[Path, Option(help="Folder where features are kept for the next run.")] = Path("oodles-store"),
-    limit: common.LimitOption = None,
-    out: Annotated[Path | None, Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).")] = None,
-    head: common.HeadOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
+    out: Annotated[
+        Path | None,
+        Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).", file_okay=False),
+    ] = None,
     verify: Annotated[
         bool,
         Option(
             "--verify", help="Read the images of stored features again and compare, not only their sizes and times."
         ),
     ] = False,
-    as_json: common.JsonOption = False,
+    as_json: JsonOption = False,
     list_suites: Annotated[bool, Option("--list", help="Show the suites, their sets and where each is found.")] = False,
 ) -> None:
     """Compare detectors on a suite of the paper or of OpenOOD, or on your own model: FPR95 and AUROC per OOD set.
@@ -99,18 +97,15 @@ def bench(
     for name in table or []:
         check_choice("table", name, (*TABLES, "all"))
     tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    options = image_options(size, resize, mean, std)
     runs = _runs(checkpoint or [])
     paths = {"train": train, "test": test, **named_paths(ood or [])}
-    check_out(out)
-    check_number("--limit", limit)
     chosen = None if suite is None else suite_by_name(suite)
     if chosen is None:
         if without:
             raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
         if model is None or None in paths.values() or len(paths) < 3:
             raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
-    elif options:
+    elif given.given():
         raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
     _check_published(chosen, list(paths), paper=paper, published=published, intervals=intervals)
     sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
@@ -130,7 +125,7 @@ def bench(
     sparsity = DICE(p=p if p is not None else chosen.p if chosen is not None else 0.9).p
     asked = {parse(text).spec: text for text in detector or []}
     id_set = "id" if chosen is None else chosen.name
-    preprocessing = image_transform(options) if chosen is None else chosen.transform
+    preprocessing = given.transform() if chosen is None else chosen.transform
     if chosen is not None and model is not None and chosen.other_transform is not None:
         preprocessing = chosen.other_transform
         notice(f"{model} gets OpenOOD's preprocessing: mean {preprocessing.mean}, std {preprocessing.std}")
@@ -143,7 +138,7 @@ def bench(
         standard = COSINE_DETECTORS if cosine else chosen.detectors if chosen is not None else ()
         run_tables(
             ["main"] if cosine else tables,
-            {name: images.sample(limit) for name, images in sets.items()},
+            {name: images.sample(given.limit) for name, images in sets.items()},
             main=list(asked.values()) or standard or detector_list(),
             p=sparsity,
             id_set=id_set,
@@ -151,11 +146,11 @@ def bench(
             bootstrap=1000 if intervals else 0,
             into=result,
             model=network,
-            store=store / id_set / (run if limit is None else f"{run}-{limit}"),
+            store=store / id_set / (run if given.limit is None else f"{run}-{given.limit}"),
             preprocessing=preprocessing,
-            skip_bad=skip_bad,
-            head=False if cosine else head,
-            device=own_device(device),
+            skip_bad=given.skip_bad,
+            head=False if cosine else given.head,
+            device=own_device(given.device),
             verify=verify,
             tell=notice,
         )
@@ -178,7 +173,6 @@ def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ArgumentError(f"two checkpoints are called {twice!r}; features are stored under that name, so rename one")
-    check_checkpoints(checkpoints)
     return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_store, image_options
+from oodles.cli.checks import check_store
 from oodles.cli.common import notice, notices, print_json, say
-from oodles.cli.guards import GuardOptions, open_for, split_paths
+from oodles.cli.guards import open_for, split_paths
+from oodles.cli.options import DeviceOption, GuardOptions, JsonOption, SkipOption
 from oodles.errors import ArgumentError, DataError
 from oodles.records.text import printable
 
@@ -32,30 +32,22 @@ def explain(
             "guard: a small CIFAR-10 network that comes with oodles.",
         ),
     ],
-    model: common.GuardedModelOption = None,
-    checkpoint: common.CheckpointOption = None,
+    given: GuardOptions,
     train: Annotated[
         Path | None,
         Option(help="The features that the guard was fitted on, to say what is usual there and which rows are near."),
     ] = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    key: common.KeyOption = None,
-    skip_bad: common.SkipOption = False,
-    as_json: common.JsonOption = False,
+    device: DeviceOption = None,
+    skip_bad: SkipOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say why images are accepted or rejected: how each part of the detector sees them, and what decided.
 
     Example: oodles explain guard photo.jpg --model mynets:resnet18 --checkpoint r18.pt --train features/train
     """
-    check_checkpoints([checkpoint])
     if train is not None:
         check_store(train)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, paths = split_paths("explain", paths, model)
+    guard, paths = split_paths("explain", paths, given.model)
 
     from oodles.deploy.scoring import explain_inputs
     from oodles.deploy.sources import InputSequence
@@ -63,7 +55,7 @@ def explain(
     inputs = InputSequence(paths, notice)
     if inputs.stores:
         raise ArgumentError(f"{inputs.stores[0]} holds features; explain needs the images themselves")
-    opened = open_for(guard, given, images=True)
+    opened = open_for(guard, given, images=True, device=device)
     if train is not None:
         opened.compare_with(train)
     batches = _progress(explain_inputs(opened, inputs), inputs.total, skip_bad)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import MAX_WORKERS, check_checkpoints, check_number, image_options
 from oodles.cli.common import CHECK_FAILED, notice, notices, print_json
-from oodles.cli.guards import GuardOptions, open_for, split_paths
+from oodles.cli.guards import open_for, split_paths
+from oodles.cli.options import MAX_BATCH, DeviceOption, GuardOptions
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
 from oodles.deploy.results.rows import COLUMNS, Row, to_csv
 from oodles.errors import ArgumentError
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from oodles.deploy.scoring import Counts
 
 MAX_OOD_RATE = 0.1
-# torch's threads would spin while they wait for each other, and take the cores from the threads that decode
-SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
+MAX_THREADS = 256
 
 
 def score(
@@ -39,17 +37,15 @@ def score(
             "CIFAR-10 network that comes with oodles.",
         ),
     ],
-    model: common.GuardedModelOption = None,
-    checkpoint: common.CheckpointOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
-    workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
-    threads: Annotated[int | None, Option(help="Threads that the network runs on. Default: one per core.")] = None,
-    device: common.DeviceOption = None,
-    key: common.KeyOption = None,
+    given: GuardOptions,
+    batch_size: Annotated[int, Option(help="Images that the network is given at a time.", min=1, max=MAX_BATCH)] = 32,
+    workers: Annotated[
+        int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.", min=1, max=MAX_THREADS)
+    ] = None,
+    threads: Annotated[
+        int | None, Option(help="Threads that the network runs on. Default: one per core.", min=1, max=MAX_THREADS)
+    ] = None,
+    device: DeviceOption = None,
     out: Annotated[
         Path | None,
         Option(
@@ -98,13 +94,8 @@ def score(
             "cannot be read is a row with an error. Every machine must have the files under the same paths.",
         ),
     ] = False,
-    ray_address: Annotated[
-        str | None, Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or Ray is started on this machine.")
-    ] = None,
-    ray_workers: Annotated[
-        int | None, Option(help="Default: as many as there is room for beside one CPU, which is needed for reading.")
-    ] = None,
-    ray_cpus: Annotated[float, Option(help="CPUs of each worker. With --device cuda it also has one GPU.")] = 1.0,
+    *,
+    cluster: RayOptions,
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
 
@@ -119,23 +110,17 @@ def score(
     To try it without a model of your own: oodles score photo.jpg
     """
     _check_output(out, as_csv, as_json, resume, force)
-    check_number("--batch-size", batch_size)
-    check_number("--workers", workers, most=MAX_WORKERS)
-    check_number("--threads", threads, most=MAX_WORKERS)
-    check_checkpoints([checkpoint])
     limit = _check_rate(check, max_ood_rate)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, paths = split_paths("score", paths, model)
+    guard, paths = split_paths("score", paths, given.model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
             raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
         if resume or force or check or threads is not None:
             raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
-        cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
-        score_with_ray(cluster, guard, paths, out, given)
+        score_with_ray(cluster, guard, paths, out, given, batch_size, device)
         return
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)  # read when torch is imported
+    # read when torch is imported; its threads would otherwise spin and take the cores from the threads that decode
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     from oodles.deploy.scoring import Counts, check_output, score_files, score_inputs
     from oodles.deploy.sources import InputSequence
@@ -143,7 +128,7 @@ def score(
     if out is not None:
         check_output(out, resume=resume, overwrite=force)
     inputs = InputSequence(paths, notice)
-    opened = open_for(guard, given, images=inputs.has_images, threads=threads)
+    opened = open_for(guard, given, images=inputs.has_images, device=device, threads=threads)
     counts = Counts()
     # lines on a terminal show the progress themselves
     with _progress(inputs.total, shown=out is not None or not sys.stdout.isatty()) as move:
