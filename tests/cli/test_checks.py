@@ -27,15 +27,21 @@ MISTYPED = [
     (["extract", "train", *IMAGES, "--mean", "a,b,c"], "--mean 'a,b,c' must be three numbers"),
     (["extract", "train", *IMAGES, "--std", "1,0,1"], "must be positive in every channel"),
     (["extract", "train", *IMAGES, "--limit", "0"], "Invalid value for '--limit'"),
-    (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt cannot be read"),
+    (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt does not exist"),
     (["fit", "nothere", "--out", "o"], "nothere does not exist"),
-    (["fit", "train", "--out", "o"], "train/manifest.json does not exist"),
+    (["fit", "train", "--out", "o"], "train does not hold features"),
     (["fit", "train", "--out", "o", "--id-rate", "95"], "it is a fraction: 0.95, not 95"),
     (["fit", "features", "--out", "one.pt"], "'one.pt' is a file"),
-    (["fit", "train/red/000.png", "--out", "o"], "000.png is a file; give a folder with features"),
-    (["threshold", "nothere", "--features", "features"], "nothere does not exist; give a folder with a guard"),
-    (["threshold", "train", "--features", "features"], "train/guard.json does not exist"),
-    (["threshold", "guard", "--features", "train"], "train/manifest.json does not exist"),
+    (
+        ["fit", "train/red/000.png", "--out", "o"],
+        "000.png does not hold features; give a folder written by `oodles extract`",
+    ),
+    (
+        ["threshold", "nothere", "--features", "features"],
+        "nothere does not exist; give a folder written by `oodles fit`",
+    ),
+    (["threshold", "train", "--features", "features"], "train is not a guard"),
+    (["threshold", "guard", "--features", "train"], "train does not hold features"),
     (["threshold", "guard", "--features", "features", "--id-rate", "1"], "id_rate=1.0 must lie strictly"),
     (["score", "nothere"], "nothere does not exist"),
     (["score", "guard", "nothere"], "nothere does not exist"),
@@ -50,7 +56,10 @@ MISTYPED = [
     (["score", "train", "--workers", "0"], "Invalid value for '--workers'"),
     (["score", "train", "--csv", "--json"], "--csv and --json exclude each other"),
     (["explain", "guard", "nothere"], "nothere does not exist"),
-    (["explain", "guard", "train", "--train", "nothere"], "nothere does not exist; give a folder with features"),
+    (
+        ["explain", "guard", "train", "--train", "nothere"],
+        "nothere does not exist; give a folder written by `oodles extract`",
+    ),
     (["explain", "guard", "features"], "features holds features; explain needs the images themselves"),
     (["select", "nothere", *HELD_OUT], "nothere does not exist"),
     (["select", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
@@ -64,7 +73,7 @@ MISTYPED = [
     ([*BENCH, "train", "--mean", "1,2"], "--mean '1,2' must be three numbers"),
     (["bench", "cifar10", "--data", "nothere"], "--data nothere does not exist"),
     (["bench", "cifar11"], "suite 'cifar11' must be one of cifar10, cifar100, imagenet"),
-    (["analyze", "nothere", "--out", "o"], "nothere does not exist"),
+    (["analyze", "nothere", "--out", "o"], "'nothere' does not exist"),
     (["analyze", "train", "--out", "o"], "train has no train"),
     (["train", "small", "--data", "nothere", "--out", "o"], "nothere does not exist"),
     (["train", "small", "--data", "train", "--test", "nothere", "--out", "o"], "nothere does not exist"),
@@ -153,8 +162,8 @@ def test_files_that_do_not_name_classes(tmp_path, content, error, message):
 
 def test_names_of_classes_are_read_from_files_only(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(FileError, match="is not a file"):
+    for path, message in ((tmp_path, "Is a directory"), (tmp_path / "pipe", "is not a regular file")):
+        with pytest.raises(FileError, match=message):
             read_class_names(path)
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     monkeypatch.setattr(checks, "MAX_BYTES", 7)

@@ -129,7 +129,7 @@ ODD = "[red]x[/red]:boom:"  # markup and an emoji to rich
 def test_text_of_the_user_in_an_error_is_shown_as_it_is(refused, fitted):
     for command, message in (
         (["extract", ODD, "--out", "o", "--model", MODEL], f"error {ODD} does not exist"),
-        (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder with features"),
+        (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder written by"),
         (["fit", fitted / "train", "--out", "o", "--detector", ODD], f"error '{ODD}' is not a detector"),
         (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder with a guard"),
         (["score", ODD], f"error {ODD} does not exist"),

@@ -108,7 +108,7 @@ def _interruptible(command: Callable[..., None], name: str = "") -> Callable[...
     for parameter in signature(command).parameters.values():
         if is_dataclass(parameter.annotation):
             groups[parameter.name] = parameter.annotation
-            parameters += signature(parameter.annotation).parameters.values()
+            parameters += signature(groups[parameter.name]).parameters.values()
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
@@ -176,7 +176,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def _report(error: Exception) -> int:
+def _report(error: Any) -> int:
     """Say in one line what happened; returns the exit code."""
     if isinstance(error, Interrupted):
         notice(str(error))
@@ -185,7 +185,10 @@ def _report(error: Exception) -> int:
         _drop_output()
         return 0
     if isinstance(error, UsageError):
-        return _report_usage(error)
+        if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help already
+            command = error.ctx.command_path if error.ctx is not None else "oodles"
+            notice(f"{error.format_message().rstrip('.')}; see `{command} --help`", "[bold red]error[/bold red]")
+        return 2
     if isinstance(error, OodlesError | OSError):
         _drop_output()
         notice(str(error), "[bold red]error[/bold red]")
@@ -194,13 +197,6 @@ def _report(error: Exception) -> int:
     where = f"in {Path(place.filename).name}, line {place.lineno}"
     notice(f"{one_line(error, kind=True)}, {where}; OODLES_DEBUG=1 shows more", "[bold red]internal error[/bold red]")
     return 1
-
-
-def _report_usage(error: Any) -> int:
-    if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help already
-        command = error.ctx.command_path if error.ctx is not None else "oodles"
-        notice(f"{error.format_message().rstrip('.')}; see `{command} --help`", "[bold red]error[/bold red]")
-    return 2
 
 
 def _drop_output() -> None:

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_choice
-from oodles.cli.common import console, named_paths, notice, report_ignored, say
+from oodles.cli.common import console, named_paths, notice, open_set, say
 from oodles.cli.options import DataOption, JsonOption, RunOptions, complete_detector, load_model, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.paper.published import TABLES
@@ -92,7 +92,6 @@ def bench(
         _list_suites(data)
         return
     from oodles.bench.suites import suite as suite_by_name
-    from oodles.data.readers import open_images
 
     for name in table or []:
         check_choice("table", name, (*TABLES, "all"))
@@ -111,8 +110,7 @@ def bench(
     sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
     for name, path in paths.items():
         if path is not None:
-            sets[name] = open_images(path)
-            report_ignored(sets[name], labels=name in ("train", "test"))
+            sets[name] = open_set(path, labels=name in ("train", "test"))
     if chosen is not None and len(sets) < 3:
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 

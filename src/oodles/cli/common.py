@@ -14,7 +14,6 @@ from oodles.errors import ArgumentError
 from oodles.records.text import printable
 
 if TYPE_CHECKING:
-    from oodles.data.loaders import ImageLoader
     from oodles.data.readers import ImageSet
 
 # what is printed contains names of the user's, in which :boom: is no emoji
@@ -69,14 +68,12 @@ def named_paths(
     return named
 
 
-def report_ignored(images: "ImageSet", *, labels: bool = False) -> None:
-    """Say which files are not images, and how class folders were understood if ``labels`` are wanted."""
+def open_set(path: Path, *, labels: bool = False) -> "ImageSet":
+    """Open images; say which files are not images, and how class folders were understood if ``labels`` are wanted."""
+    from oodles.data.readers import open_images
+
+    images = open_images(path)
     for line in (images.ignored_summary(), images.label_note if labels else ""):
         if line:
             notice(line)
-
-
-def report_skipped(loader: "ImageLoader") -> None:
-    """Say which images were skipped, if any."""
-    if loader.bad:
-        notice(f"skipped: {loader.problem_summary()}")
+    return images

@@ -1,6 +1,5 @@
 """``oodles explain``."""
 
-import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_store
-from oodles.cli.common import notice, notices, print_json, say
+from oodles.cli.common import notice, print_json, say
 from oodles.cli.guards import open_for, split_paths
 from oodles.cli.options import DeviceOption, GuardOptions, JsonOption, SkipOption
 from oodles.errors import ArgumentError, DataError
@@ -58,7 +57,7 @@ def explain(
     opened = open_for(guard, given, images=True, device=device)
     if train is not None:
         opened.compare_with(train)
-    batches = _progress(explain_inputs(opened, inputs), inputs.total, skip_bad)
+    batches = _checked(explain_inputs(opened, inputs), skip_bad)
     if as_json:
         about = {"detector": opened.detector, "threshold": opened.threshold.value}
         skipped: list[dict[str, str]] = []
@@ -71,20 +70,13 @@ def explain(
             typer.echo(indent(str(found), "  "))
 
 
-def _progress(batches: "Iterator[Found]", total: int | None, skip_bad: bool) -> "Iterator[Found]":
-    """Yield the batches while a bar shows the progress; raise at an image that cannot be read, unless it is skipped."""
-    from rich.progress import Progress
-
-    # lines on a terminal show the progress themselves
-    hidden = not notices.is_terminal or sys.stdout.isatty()
-    with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
-        task = bar.add_task("images", total=total)
-        for batch in batches:
-            name, problem = next(((name, found) for name, found in batch if isinstance(found, str)), ("", ""))
-            if problem and not skip_bad:
-                raise DataError(f"{name} cannot be read ({problem}); --skip-bad skips such images")
-            yield batch
-            bar.advance(task, len(batch))
+def _checked(batches: "Iterator[Found]", skip_bad: bool) -> "Iterator[Found]":
+    """Yield the batches; raise at an image that cannot be read, unless it is skipped."""
+    for batch in batches:
+        name, problem = next(((name, found) for name, found in batch if isinstance(found, str)), ("", ""))
+        if problem and not skip_bad:
+            raise DataError(f"{name} cannot be read ({problem}); --skip-bad skips such images")
+        yield batch
 
 
 def _records(batches: "Iterator[Found]", skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:

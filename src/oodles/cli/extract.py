@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from oodles.cli.checks import check_choice, read_class_names
-from oodles.cli.common import notice, report_ignored, report_skipped
+from oodles.cli.common import notice, open_set
 from oodles.cli.options import ModelOptions, RunOptions, complete_detector, one_of
 
 AMP_NAMES = ("bfloat16", "float16")
@@ -51,13 +51,10 @@ def extract(
 
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
-    from oodles.data.readers import open_images
-
     check_choice("--amp", amp or AMP_NAMES[0], AMP_NAMES)
     transform = given.transform()
     class_names = None if classes is None else read_class_names(classes)
-    source = open_images(images).sample(given.limit)
-    report_ignored(source, labels=labels)
+    source = open_set(images, labels=labels).sample(given.limit)
 
     import torch
 
@@ -87,7 +84,8 @@ def extract(
         verify=verify,
         processes=current(),
     )
-    report_skipped(loader)
+    if loader.bad:
+        notice(f"skipped: {loader.problem_summary()}")
     notice(f"{features} in {out}")
     if features.holds("labels") and current().rank == 0:
         batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from oodles.cli.common import notice, report_ignored, say
+from oodles.cli.common import notice, open_set, say
 from oodles.cli.options import MAX_OUTLIERS, MAX_SEED, JsonOption, ModelOptions, RunOptions, complete_detector
-
-if TYPE_CHECKING:
-    from oodles.data.readers import ImageSet
 
 MAX_SHOWN = 12
 
@@ -41,7 +38,8 @@ def select(
     Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
     preprocessing = given.transform()
-    sets = open_id_sets(images, held_out, given.limit, labels=True)
+    paths = {"train": images, "test": held_out}
+    sets = {name: open_set(path, labels=True).sample(given.limit) for name, path in paths.items()}
 
     from oodles.bench.sets import extract_sets
     from oodles.data.loaders import ImageLoader
@@ -80,13 +78,3 @@ def select(
     for kind, (spec, rank) in found.leave_one_kind_out.items():
         say(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
     notice(found.verdict)
-
-
-def open_id_sets(train: Path, held_out: Path, limit: int | None, *, labels: bool) -> "dict[str, ImageSet]":
-    """Open ID images to fit on and to choose by, and say what is not read."""
-    from oodles.data.readers import open_images
-
-    sets = {name: open_images(path).sample(limit) for name, path in (("train", train), ("test", held_out))}
-    for each in sets.values():
-        report_ignored(each, labels=labels)
-    return sets

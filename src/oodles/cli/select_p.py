@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from oodles.cli.common import notice
+from oodles.cli.common import notice, open_set
 from oodles.cli.options import MAX_OUTLIERS, MAX_SEED, JsonOption, ModelOptions, RunOptions, complete_detector
-from oodles.cli.select import open_id_sets
 from oodles.errors import ArgumentError
 
 
@@ -35,7 +34,8 @@ def select_p(
     Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
     preprocessing = given.transform()
-    sets = open_id_sets(images, held_out, given.limit, labels=False)
+    paths = {"train": images, "test": held_out}
+    sets = {name: open_set(path).sample(given.limit) for name, path in paths.items()}
 
     import numpy as np
 

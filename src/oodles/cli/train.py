@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from oodles.cli.checks import check_choice
-from oodles.cli.common import notice, report_ignored
+from oodles.cli.common import notice, open_set
 from oodles.cli.options import MAX_BATCH, MAX_SEED, DeviceOption, ImageOptions, LimitOption, SkipOption, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.training.recipes import RECIPES
@@ -90,11 +90,8 @@ def train(
 
 def _open_labelled(path: Path) -> tuple["ImageSet", int]:
     """The images at a path, which must have labels, and the number of classes."""
-    from oodles.data.readers import open_images
-
-    images = open_images(path)
+    images = open_set(path, labels=True)
     labels = images.known_labels()
-    report_ignored(images, labels=True)
     return images, len(images.classes) or int(labels.max()) + 1
 
 
