@@ -31,14 +31,14 @@ def test_the_script_of_every_shell(succeeded, monkeypatch, shell):
 
 
 def test_the_shell_is_given_commands_options_and_detectors_without_torch():
-    asked = ["oodles se", "oodles score --c", "oodles fit --detector react(90)+di", "oodles train --recipe "]
+    asked = ["oodles se", "oodles monitor --c", "oodles fit --detector react(90)+di", "oodles train --recipe "]
     done = subprocess.run(
         [sys.executable, "-c", COMPLETE, *asked], env=os.environ, capture_output=True, text=True, check=True, timeout=60
     )
     *answers, torch = done.stdout.split("--\n")
     assert [answer.split() for answer in answers] == [
         ["serve", "select", "select-p"],
-        ["--checkpoint", "--csv", "--check"],
+        ["--cooldown", "--check"],
         ["react(90)+dice"],
         ["paper", "godin", "one-cycle"],
     ]

@@ -131,7 +131,7 @@ def test_text_of_the_user_in_an_error_is_shown_as_it_is(refused, fitted):
         (["extract", ODD, "--out", "o", "--model", MODEL], f"error {ODD} does not exist"),
         (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder written by"),
         (["fit", fitted / "train", "--out", "o", "--detector", ODD], f"error '{ODD}' is not a detector"),
-        (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder with a guard"),
+        (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder written by"),
         (["score", ODD], f"error {ODD} does not exist"),
         (["explain", ODD], f"error {ODD} does not exist"),
         (["select", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),

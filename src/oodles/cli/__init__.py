@@ -52,8 +52,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
-    "wrong), 3 a check failed (--check of oodles score and oodles monitor), 130 interrupted, 1 a bug in oodles "
-    "(OODLES_DEBUG=1 in the environment shows the traceback).",
+    "wrong), 3 a check failed (oodles score --max-ood-rate, oodles monitor --check), 130 interrupted, 1 a bug in "
+    "oodles (OODLES_DEBUG=1 in the environment shows the traceback).",
 )
 UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 

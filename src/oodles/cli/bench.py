@@ -61,8 +61,9 @@ def bench(
         ),
     ] = None,
     p: Annotated[float | None, Option(help="Sparsity of the ablations. Default: the suite's.")] = None,
-    paper: Annotated[bool, Option("--paper", help="Add the paper's figures and the differences.")] = False,
-    published: Annotated[bool, Option("--published", help="Add the AUROC of OpenOOD's leaderboard.")] = False,
+    published: Annotated[
+        bool, Option("--published", help="Add the numbers of the paper, or of OpenOOD's leaderboard.")
+    ] = False,
     intervals: Annotated[bool, Option("--intervals", help="Add 95 % bootstrap intervals.")] = False,
     store: Annotated[Path, Option(help="Folder where features are kept for the next run.")] = Path("oodles-store"),
     out: Annotated[
@@ -83,7 +84,7 @@ def bench(
     The network runs once per image, whatever the number of detectors and tables; detectors with input steps add
     their gradients. torchrun --nproc-per-node N -m oodles bench ... divides the images among N processes.
 
-    Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --paper
+    Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --published
 
     oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
     --ood sketches=imgs/sketches
@@ -106,7 +107,7 @@ def bench(
             raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
     elif given.given():
         raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
-    _check_published(chosen, list(paths), paper=paper, published=published, intervals=intervals)
+    _check_published(chosen, list(paths), published=published, intervals=intervals)
     sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
     for name, path in paths.items():
         if path is not None:
@@ -154,7 +155,7 @@ def bench(
         )
     if current().rank:
         return
-    shown = result.tables(id_set, paper=paper, groups={} if chosen is None else chosen.groups, published=published)
+    shown = result.tables(id_set, paper=published, groups={} if chosen is None else chosen.groups, published=published)
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
     else:
@@ -174,25 +175,18 @@ def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
     return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 
-def _check_published(chosen: "Suite | None", sets: list[str], *, paper: bool, published: bool, intervals: bool) -> None:
+def _check_published(chosen: "Suite | None", sets: list[str], *, published: bool, intervals: bool) -> None:
     """Raise if an option asks for numbers that the suite does not have."""
     from oodles.bench.openood import has_leaderboard
-    from oodles.bench.suites import OPENOOD
 
-    if chosen is None or not chosen.groups:
-        if published:
-            raise ArgumentError(f"--published needs one of OpenOOD's suites ({', '.join(OPENOOD)}); or leave it out")
-        if paper and chosen is None:
-            raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
-        return
-    if paper:
-        raise ArgumentError("--paper needs one of the paper's suites; OpenOOD's leaderboard is --published")
-    if intervals:
+    if published and (chosen is None or (chosen.groups and not has_leaderboard(chosen.name))):
+        name = "your own sets" if chosen is None else chosen.name
+        raise ArgumentError(f"--published has no numbers for {name}; leave it out")
+    groups = {} if chosen is None else chosen.groups
+    if groups and intervals:
         raise ArgumentError("--intervals does not apply to OpenOOD's metrics; leave it out")
-    if published and not has_leaderboard(chosen.name):
-        raise ArgumentError(f"--published has no numbers for {chosen.name}; leave it out")
     for name in sets:
-        if name in chosen.groups:
+        if name in groups:
             raise ArgumentError(f"--ood {name}=... is the name of a group of OpenOOD's sets; choose another name")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 console = Console(emoji=False)
 notices = Console(stderr=True, emoji=False)
 
-CHECK_FAILED = 3  # the exit code of --check
+CHECK_FAILED = 3  # an exit code
 
 
 def say(text: str) -> None:

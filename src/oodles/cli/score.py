@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from oodles.deploy.opening import OpenGuard
     from oodles.deploy.scoring import Counts
 
-MAX_OOD_RATE = 0.1
 MAX_THREADS = 256
 
 
@@ -79,12 +78,9 @@ def score(
             "command fails halfway.",
         ),
     ] = False,
-    check: Annotated[
-        bool,
-        Option("--check", help="Exit with code 3 if the fraction of inputs that are not ID is above --max-ood-rate."),
-    ] = False,
     max_ood_rate: Annotated[
-        float | None, Option(help=f"For --check, from 0 to 1; inputs with an error count. Default: {MAX_OOD_RATE}.")
+        float | None,
+        Option(help="Exit with code 3 if more than this fraction of the inputs is not ID; those with an error count."),
     ] = None,
     use_ray: Annotated[
         bool,
@@ -103,20 +99,21 @@ def score(
     cannot be read, or for which the network's output is not finite, has an error text in place of label and scores, is
     not in-distribution, and stops nothing. p_value is empty if the guard keeps no calibration scores.
 
-    Exit codes: 0 if all inputs were processed, errors or not; 3 if --check fails; 2 if the command is refused.
+    Exit codes: 0 if all inputs were processed, errors or not; 3 above --max-ood-rate; 2 if the command is refused.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt --out results.parquet --resume
 
     To try it without a model of your own: oodles score photo.jpg
     """
     _check_output(out, as_csv, as_json, resume, force)
-    limit = _check_rate(check, max_ood_rate)
+    if max_ood_rate is not None and not 0 <= max_ood_rate <= 1:
+        raise ArgumentError(f"--max-ood-rate {max_ood_rate:g} must lie between 0 and 1; it is a fraction: 0.1, not 10")
     guard, paths = split_paths("score", paths, given.model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
             raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
-        if resume or force or check or threads is not None:
-            raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
+        if resume or force or max_ood_rate is not None or threads is not None:
+            raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --max-ood-rate and --threads")
         score_with_ray(cluster, guard, paths, out, given, batch_size, device)
         return
     # read when torch is imported; its threads would otherwise spin and take the cores from the threads that decode
@@ -149,8 +146,8 @@ def score(
                 notice(f"{counts.total} results are in {out}; run the same command with --resume to continue")
             raise
     _report(counts, opened, out, quiet=as_csv or as_json)
-    if limit is not None and counts.ood_rate > limit:
-        notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {limit:g}")
+    if max_ood_rate is not None and counts.ood_rate > max_ood_rate:
+        notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {max_ood_rate:g}")
         raise typer.Exit(CHECK_FAILED)
 
 
@@ -164,15 +161,6 @@ def _check_output(out: Path | None, as_csv: bool, as_json: bool, resume: bool, f
         raise ArgumentError("--resume and --force are about a file; give its name with --out")
     if out is not None and (as_csv or as_json):
         raise ArgumentError("--out writes a file and prints no results; leave out --csv and --json")
-
-
-def _check_rate(check: bool, rate: float | None) -> float | None:
-    """Return the largest rate that ``--check`` allows; None without a check."""
-    if rate is not None and not check:
-        raise ArgumentError(f"--max-ood-rate {rate:g} is for --check; give both")
-    if rate is not None and not 0 <= rate <= 1:
-        raise ArgumentError(f"--max-ood-rate {rate:g} must lie between 0 and 1; it is a fraction: 0.1, not 10")
-    return (MAX_OOD_RATE if rate is None else rate) if check else None
 
 
 @contextmanager
