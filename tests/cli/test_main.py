@@ -137,7 +137,7 @@ def test_text_of_the_user_in_an_error_is_shown_as_it_is(refused, fitted):
         (["select", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
         (["select-p", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
         (["bench", ODD], f"error suite '{ODD}' must be one of"),
-        (["analyze", ODD, "--out", "o"], f"error {ODD} does not exist"),
+        (["analyze", ODD, "--out", "o"], f"error {ODD}/train does not exist"),
         (["train", ODD, "--data", "train", "--out", "o"], f"error --model '{ODD}' is not of the form"),
         (["data", "fetch", ODD], f"error dataset '{ODD}' must be one of"),
     ):

@@ -5,17 +5,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from oodles.cli.checks import check_store
 from oodles.cli.common import notice, say
-from oodles.errors import DataError
 
 
 def analyze(
-    features: Annotated[
-        Path,
-        Argument(
-            help="Folder with the feature stores of train, test and OOD sets, from bench.", exists=True, file_okay=False
-        ),
-    ],
+    features: Annotated[Path, Argument(help="Folder with the feature stores of train, test and OOD sets, from bench.")],
     out: Annotated[Path, Option(help="Folder for the figures (PNG, SVG) and their data (CSV).", file_okay=False)],
     label: Annotated[int, Option("--class", help="The class whose units are analysed, counted from 0.")] = 0,
     p: Annotated[float, Option(help="Sparsity.")] = 0.9,
@@ -28,11 +23,8 @@ def analyze(
 
     Example: oodles analyze oodles-store/cifar10/densenet101-cifar10 --ood svhn --out figures
     """
-    from oodles.store.manifest import is_store
-
-    for name in ("train", "test"):
-        if not is_store(features / name):
-            raise DataError(f"{features} has no {name}; give a folder written by `oodles bench`, or with that layout")
+    for part in ("train", "test"):
+        check_store(features / part)
 
     from oodles.bench.sets import load_sets
     from oodles.paper.figures import draw_figures, variance_summary
