@@ -29,5 +29,5 @@ def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message
 
 
 def test_a_folder_that_is_not_an_experiment(refused, benched, tmp_path):
-    assert "/train has no train;" in refused("analyze", benched / "train", "--out", tmp_path / "out")
+    assert "/train/train does not exist;" in refused("analyze", benched / "train", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -55,7 +55,7 @@ app = typer.Typer(
     "wrong), 3 a check failed (oodles score --max-ood-rate, oodles monitor --check), 130 interrupted, 1 a bug in "
     "oodles (OODLES_DEBUG=1 in the environment shows the traceback).",
 )
-UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 
 
 def _print_version(wanted: bool) -> None:
@@ -176,7 +176,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def _report(error: Any) -> int:
+def _report(error: Exception) -> int:
     """Say in one line what happened; returns the exit code."""
     if isinstance(error, Interrupted):
         notice(str(error))
