@@ -218,4 +218,4 @@ def test_a_command_that_needs_torch_ends_with_one_line(run, tmp_path, arguments,
 def test_mistakes_are_reported_before_missing_packages(run):
     done = run(COMMAND, "fit", "nowhere", "--out", "guard")
     assert done.returncode == 2
-    assert done.stderr.startswith("error nowhere does not exist; give a folder with features")
+    assert done.stderr.startswith("error nowhere does not exist; give a folder written by")

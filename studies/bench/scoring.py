@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from oodles.cli.score import SETTINGS
 from oodles.data.decoding import Prepared
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
 from oodles.deploy.opening import OpenGuard, open_guard
@@ -28,6 +27,7 @@ from studies.timing import paired
 
 TARGET = round(1 / 0.9, 3)  # 90 % of the images per second of the slower part
 BATCH = 32
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # as `oodles score` sets it
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ CASES = (
 
 def run(quick: bool = False) -> Iterator[Row]:
     """Networks and files of several sizes, in a process with the settings of the command, which torch reads early."""
-    yield from map(from_record, in_child("studies.bench.scoring:measure_all", quick, environment=SETTINGS))
+    yield from map(from_record, in_child("studies.bench.scoring:measure_all", quick, environment=ENVIRONMENT))
 
 
 def measure_all(quick: bool) -> list[dict[str, Any]]:

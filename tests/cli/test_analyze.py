@@ -20,7 +20,7 @@ def test_analyze_draws_and_measures(succeeded, benched, tmp_path):
     [
         (["--class", "99"], "label=99 must lie between 0 and 1 for 2 classes"),
         (["--ood", "pink"], "OOD set 'pink' must be one of green, grey"),
-        (["--out", "one.pt"], "--out one.pt is a file; give a folder"),
+        (["--out", "one.pt"], "'one.pt' is a file"),
     ],
 )
 def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message):
@@ -29,5 +29,5 @@ def test_invalid_arguments_are_refused(refused, benched, tmp_path, more, message
 
 
 def test_a_folder_that_is_not_an_experiment(refused, benched, tmp_path):
-    assert "/train has no train;" in refused("analyze", benched / "train", "--out", tmp_path / "out")
+    assert "/train/train does not exist;" in refused("analyze", benched / "train", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

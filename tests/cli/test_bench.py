@@ -88,7 +88,7 @@ def test_several_checkpoints_give_mean_and_deviation(succeeded, json_of, tmp_pat
 
 
 def test_a_suite_on_small_files_with_the_papers_numbers(succeeded, json_of, tmp_path):
-    arguments = [*CIFAR, "--model", f"{MODEL}(10)", "--checkpoint", "ten.pt", "--paper"]
+    arguments = [*CIFAR, "--model", f"{MODEL}(10)", "--checkpoint", "ten.pt", "--published"]
     arguments += ["--store", tmp_path / "s", "--limit", "9"]
     out, err = succeeded(*arguments)
     assert re.search(r"not under data: .*svhn", " ".join(err.split()))
@@ -188,9 +188,7 @@ def test_other_weights_under_the_same_name_are_refused(refused, benched):
         (bench_arguments("--detector", "dise(0.9)"), "dise"),
         (bench_arguments("--detector", "dice(90)"), "p is a fraction: 0.9, not 90"),
         (bench_arguments("--p", "90"), "p is a fraction: 0.9, not 90"),
-        (bench_arguments("--paper"), "--paper needs one of the paper's suites"),
-        (bench_arguments("--published"), "--published needs one of OpenOOD's suites (openood-cifar10, "),
-        ([*OPENOOD_RUN, "--paper"], "--paper needs one of the paper's suites; OpenOOD's leaderboard is --published"),
+        (bench_arguments("--published"), "--published has no numbers for your own sets"),
         ([*OPENOOD_RUN, "--intervals"], "--intervals does not apply to OpenOOD's metrics"),
         ([*OPENOOD_RUN, "--ood", "far=grey"], "--ood far=... is the name of a group of OpenOOD's sets"),
         ([*OPENOOD_RUN, "--without", "lsun_crop"], "--without 'lsun_crop' must be one of cifar100, tin, mnist, svhn"),
@@ -204,9 +202,9 @@ def test_other_weights_under_the_same_name_are_refused(refused, benched):
         ([*CIFAR, "--size", "224"], "cifar10 has its own preprocessing; leave out --size"),
         ([*CIFAR, "--checkpoint", "ten.pt"], "ten.pt does not fit DenseNet"),
         (bench_arguments(checkpoint="ten.pt"), "does not fit Sequential: 4.weight is (10, 12), the model has (2, 12)"),
-        (bench_arguments("--checkpoint", "other/one.pt"), "two checkpoints are called 'one'"),
-        (bench_arguments("--limit", "0"), "--limit 0 must be at least 1"),
-        (bench_arguments("--out", "one.pt"), "--out one.pt is a file; give a folder"),
+        (bench_arguments("--checkpoint", "elsewhere/one.pt"), "two checkpoints are called 'one'"),
+        (bench_arguments("--limit", "0"), "Invalid value for '--limit'"),
+        (bench_arguments("--out", "one.pt"), "'one.pt' is a file"),
         (bench_arguments("--device", "nowhere"), "device='nowhere' cannot be used here"),
         (bench_arguments("--device", "privateuseone"), "device='privateuseone' cannot be used here"),
         (bench_arguments("--without", "svhn"), "--without svhn leaves out a set of a suite; name a suite"),

@@ -11,7 +11,8 @@ import pytest
 from support.command_line import MODEL
 
 from oodles.cli import checks
-from oodles.cli.checks import image_options, image_transform, read_class_names
+from oodles.cli.checks import read_class_names
+from oodles.cli.options import ImageOptions
 from oodles.data.transforms import CIFAR, Transform
 from oodles.errors import ArgumentError, DataError, FileError
 
@@ -21,52 +22,64 @@ BENCH = ["bench", "--model", MODEL, "--test", "test", "--ood", "grey=grey", "--t
 
 MISTYPED = [
     (["extract", "nothere", *IMAGES], "nothere does not exist"),
-    (["extract", "train", *IMAGES, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (["extract", "train", *IMAGES, "--checkpoint", "nothere.pt"], "'nothere.pt' does not exist"),
     (["extract", "train", *IMAGES, "--size", "0"], "size=0 must lie between 1"),
     (["extract", "train", *IMAGES, "--mean", "a,b,c"], "--mean 'a,b,c' must be three numbers"),
     (["extract", "train", *IMAGES, "--std", "1,0,1"], "must be positive in every channel"),
-    (["extract", "train", *IMAGES, "--limit", "0"], "a limit of 0 images"),
-    (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt cannot be read"),
+    (["extract", "train", *IMAGES, "--limit", "0"], "Invalid value for '--limit'"),
+    (["extract", "train", *IMAGES, "--classes", "nothere.txt"], "nothere.txt does not exist"),
     (["fit", "nothere", "--out", "o"], "nothere does not exist"),
-    (["fit", "train", "--out", "o"], "train/manifest.json does not exist"),
+    (["fit", "train", "--out", "o"], "train does not hold features"),
     (["fit", "train", "--out", "o", "--id-rate", "95"], "it is a fraction: 0.95, not 95"),
-    (["fit", "features", "--out", "one.pt"], "--out one.pt is a file"),
-    (["fit", "train/red/000.png", "--out", "o"], "000.png is a file; give a folder with features"),
-    (["threshold", "nothere", "--features", "features"], "nothere does not exist; give a folder with a guard"),
-    (["threshold", "train", "--features", "features"], "train/guard.json does not exist"),
-    (["threshold", "guard", "--features", "train"], "train/manifest.json does not exist"),
+    (["fit", "features", "--out", "one.pt"], "'one.pt' is a file"),
+    (
+        ["fit", "train/red/000.png", "--out", "o"],
+        "000.png does not hold features; give a folder written by `oodles extract`",
+    ),
+    (
+        ["threshold", "nothere", "--features", "features"],
+        "nothere does not exist; give a folder written by `oodles fit`",
+    ),
+    (["threshold", "train", "--features", "features"], "train is not a guard"),
+    (["threshold", "guard", "--features", "train"], "train does not hold features"),
     (["threshold", "guard", "--features", "features", "--id-rate", "1"], "id_rate=1.0 must lie strictly"),
     (["score", "nothere"], "nothere does not exist"),
     (["score", "guard", "nothere"], "nothere does not exist"),
-    (["score", "guard", "train", "--model", MODEL, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (
+        ["score", "guard", "train", "--model", MODEL, "--checkpoint", "nothere.pt"],
+        "'nothere.pt' does not exist",
+    ),
     (["score", "guard", "train", "--std", "1,1"], "--std '1,1' must be three numbers"),
     (["score", "guard"], "score needs an input besides the guard"),
     (["score", "train", "test", "--model", MODEL], "--model needs a guard, and train is none"),
-    (["score", "train", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
-    (["score", "train", "--workers", "0"], "--workers 0 must be at least 1"),
+    (["score", "train", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+    (["score", "train", "--workers", "0"], "Invalid value for '--workers'"),
     (["score", "train", "--csv", "--json"], "--csv and --json exclude each other"),
     (["explain", "guard", "nothere"], "nothere does not exist"),
-    (["explain", "guard", "train", "--train", "nothere"], "nothere does not exist; give a folder with features"),
+    (
+        ["explain", "guard", "train", "--train", "nothere"],
+        "nothere does not exist; give a folder written by `oodles extract`",
+    ),
     (["explain", "guard", "features"], "features holds features; explain needs the images themselves"),
     (["select", "nothere", *HELD_OUT], "nothere does not exist"),
     (["select", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
-    (["select", "train", *HELD_OUT, "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    (["select", "train", *HELD_OUT, "--checkpoint", "nothere.pt"], "'nothere.pt' does not exist"),
     (["select-p", "nothere", *HELD_OUT], "nothere does not exist"),
     (["select-p", "train", *HELD_OUT, "--held-out", "nothere"], "nothere does not exist"),
     (["select-p", "train", *HELD_OUT, "--resize", "1"], "size=224 must lie between 1 and resize=1"),
     ([*BENCH, "nothere"], "nothere does not exist"),
     ([*BENCH, "train", "--ood", "more=nothere"], "nothere does not exist"),
-    ([*BENCH, "train", "--checkpoint", "nothere.pt"], "nothere.pt does not exist"),
+    ([*BENCH, "train", "--checkpoint", "nothere.pt"], "'nothere.pt' does not exist"),
     ([*BENCH, "train", "--mean", "1,2"], "--mean '1,2' must be three numbers"),
     (["bench", "cifar10", "--data", "nothere"], "--data nothere does not exist"),
     (["bench", "cifar11"], "suite 'cifar11' must be one of cifar10, cifar100, imagenet"),
-    (["analyze", "nothere", "--out", "o"], "nothere does not exist"),
-    (["analyze", "train", "--out", "o"], "train has no train"),
+    (["analyze", "nothere", "--out", "o"], "nothere/train does not exist"),
+    (["analyze", "train", "--out", "o"], "train/train does not exist"),
     (["train", "small", "--data", "nothere", "--out", "o"], "nothere does not exist"),
     (["train", "small", "--data", "train", "--test", "nothere", "--out", "o"], "nothere does not exist"),
     (["train", "small", "--data", "grey", "--out", "o"], "grey has no labels"),
     (["train", "large", "--data", "train", "--out", "o"], "'large' must be one of densenet101, small"),
-    (["demo", "--out", "one.pt"], "--out one.pt is a file"),
+    (["demo", "--out", "one.pt"], "'one.pt' is a file"),
 ]
 
 PROGRAM = """
@@ -105,26 +118,26 @@ def test_mistyped_arguments_are_reported_without_importing_torch(workspace):
 
 
 def test_image_options_become_a_transform():
-    assert image_transform(image_options(None, None, None, None)).size == 224
-    assert image_transform(image_options(8, None, None, None), CIFAR) == replace(CIFAR, size=8, resize=8)
-    transform = image_transform(image_options(8, 10, "0.1, 0.2, 0.3", "1,1,2"))
+    assert ImageOptions().transform().size == 224
+    assert ImageOptions(size=8).transform(CIFAR) == replace(CIFAR, size=8, resize=8)
+    transform = ImageOptions(size=8, resize=10, mean="0.1, 0.2, 0.3", std="1,1,2").transform()
     assert transform == Transform(8, 10, (0.1, 0.2, 0.3), (1, 1, 2))
-    assert image_options(None, 100, None, None) == {"resize": 100}, "a guard may have a smaller size"
+    assert ImageOptions(resize=100).given() == {"resize": 100}, "a guard may have a smaller size"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((None, 0, None, None), "resize=0"),
-        ((8, 7, None, None), "size=8 must lie between 1 and resize=7"),
-        ((8, None, "nan,0,0", None), "must be finite"),
-        ((8, None, None, "1,inf,1"), "must be finite"),
-        ((8, None, None, "1,-1,1"), "must be positive"),
+        ({"resize": 0}, "resize=0"),
+        ({"size": 8, "resize": 7}, "size=8 must lie between 1 and resize=7"),
+        ({"size": 8, "mean": "nan,0,0"}, "must be finite"),
+        ({"size": 8, "std": "1,inf,1"}, "must be finite"),
+        ({"size": 8, "std": "1,-1,1"}, "must be positive"),
     ],
 )
 def test_image_options_that_make_no_sense(options, message):
     with pytest.raises(ArgumentError, match=message):
-        image_options(*options)
+        ImageOptions(**options)
 
 
 def test_class_names_are_read_from_a_file(tmp_path):
@@ -149,8 +162,8 @@ def test_files_that_do_not_name_classes(tmp_path, content, error, message):
 
 def test_names_of_classes_are_read_from_files_only(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(FileError, match="is not a file"):
+    for path, message in ((tmp_path, "Is a directory"), (tmp_path / "pipe", "is not a regular file")):
+        with pytest.raises(FileError, match=message):
             read_class_names(path)
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     monkeypatch.setattr(checks, "MAX_BYTES", 7)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from oodles.cli.completion import built_in_detectors, complete_detector, one_of
+from oodles.cli.options import complete_detector, one_of
 from oodles.detectors.registry import BUILT_IN
 
 COMPLETE = """
@@ -31,14 +31,14 @@ def test_the_script_of_every_shell(succeeded, monkeypatch, shell):
 
 
 def test_the_shell_is_given_commands_options_and_detectors_without_torch():
-    asked = ["oodles se", "oodles score --c", "oodles fit --detector react(90)+di", "oodles train --recipe "]
+    asked = ["oodles se", "oodles monitor --c", "oodles fit --detector react(90)+di", "oodles train --recipe "]
     done = subprocess.run(
         [sys.executable, "-c", COMPLETE, *asked], env=os.environ, capture_output=True, text=True, check=True, timeout=60
     )
     *answers, torch = done.stdout.split("--\n")
     assert [answer.split() for answer in answers] == [
         ["serve", "select", "select-p"],
-        ["--checkpoint", "--csv", "--check"],
+        ["--cooldown", "--check"],
         ["react(90)+dice"],
         ["paper", "godin", "one-cycle"],
     ]
@@ -46,7 +46,7 @@ def test_the_shell_is_given_commands_options_and_detectors_without_torch():
 
 
 def test_the_names_of_detectors_are_those_of_the_registry():
-    assert built_in_detectors() == [entry.name for entry in BUILT_IN]
+    assert complete_detector("") == [entry.name for entry in BUILT_IN]
     assert complete_detector("kn") == ["knn"]
     assert complete_detector("react(90)+weight_d") == ["react(90)+weight_dropout"]
     assert complete_detector("nothing") == []

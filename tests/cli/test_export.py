@@ -36,7 +36,7 @@ def test_the_threshold_of_an_exported_guard(exported, refused, succeeded, json_o
     assert {name for name in before if before[name] != (guard / name).read_bytes()} == {"guard.json"}
     accepted = [row["is_id"] for row in json_of("score", guard, "test")["verdicts"]]
     assert sum(accepted) == pytest.approx(25, abs=1)
-    assert "manifest.json does not exist" in refused("threshold", guard, "--features", tmp_path)
+    assert "does not hold features" in refused("threshold", guard, "--features", tmp_path)
 
 
 def test_a_saved_guard_needs_no_features_for_another_rate(fitted, succeeded, tmp_path):

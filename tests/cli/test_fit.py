@@ -58,7 +58,7 @@ def test_warnings_are_printed_in_one_line(succeeded, tmp_path):
 @pytest.mark.parametrize(
     ("train", "options", "message"),
     [
-        ("train", ["--calibration", "nowhere"], "nowhere does not exist; give a folder with features"),
+        ("train", ["--calibration", "nowhere"], "nowhere does not exist; give a folder written by"),
         ("train", ["--calibration", "other"], "other has features of another model than"),
         ("train", ["--calibration", "train"], "has the same rows as"),
         ("train", ["--calibration", "copied"], "has the same rows as"),

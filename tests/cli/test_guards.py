@@ -15,8 +15,8 @@ from support.images import noise
 from support.without_torch import BLOCKER, COMMAND, without_torch
 
 import oodles
-from oodles.cli.checks import image_options
-from oodles.cli.guards import SHIPPED, GuardOptions, open_for, split_paths
+from oodles.cli.guards import SHIPPED, open_for, split_paths
+from oodles.cli.options import GuardOptions, ImageOptions
 from oodles.data.loaders import normalise
 from oodles.data.transforms import CIFAR
 from oodles.deploy import open_guard
@@ -65,8 +65,9 @@ def test_without_a_guard_it_is_that_of_the_network_that_comes_with_oodles():
     assert open_for(None, GuardOptions(), images=False).class_names == tuple(read_card(SHIPPED)["classes"])
 
 
-def transform_of(recorded, *options):
-    return known_transform(Path("guard"), recorded, image_options(*options))
+def transform_of(recorded, size, resize, mean, std):
+    options = ImageOptions(size=size, resize=resize, mean=mean, std=std)
+    return known_transform(Path("guard"), recorded, options.given())
 
 
 def test_the_recorded_preprocessing_is_used_and_options_must_not_contradict_it():

@@ -92,24 +92,31 @@ def test_class_folders_are_names_of_files_too(succeeded, workspace, fitted, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seed", "-1"], "--seed -1 must be at least 0"),
-        (["--seed", 10**23], f"--seed {10**23} must be at most 2147483647"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--seed", 10**23], "2147483647"),
         (["--device", "meta"], "device='meta'"),
-        (["--noise", 10**12], "--noise 1000000000000 must be at most 1000000"),
+        (["--noise", 10**12], "Invalid value for '--noise'"),
         (["--size", 10**6], "must be at most 8192"),
         (["--mean", "1e300,0,0"], "must be finite"),
         (["--std", "1e-320,1,1"], "must be positive in every channel"),
         (["--detector", "gen(0.1, 2.5)"], "top=2.5 must be a whole number"),
-        (["--limit", "-3"], "a limit of -3 images leaves none"),
+        (["--limit", "-3"], "Invalid value for '--limit'"),
     ],
 )
 def test_numbers_that_cannot_be_used_are_refused(refused, arguments, message):
     assert message in refused("select-p", "train", "--held-out", "test", *NETWORK, *arguments)
 
 
-@pytest.mark.parametrize("option", [["--epochs", 10**23], ["--batch-size", 10**23], ["--learning-rate", "1e308"]])
-def test_recipes_that_cannot_be_run_are_refused(refused, tmp_path, option):
-    assert "must be" in refused("train", MODEL, "--data", "train", "--out", tmp_path / "run", *SIZE, *option)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--epochs", 10**23], "must lie between 1 and 100,000"),
+        (["--batch-size", 10**23], "Invalid value for '--batch-size'"),
+        (["--learning-rate", "1e308"], "must be positive, at most 1e+38"),
+    ],
+)
+def test_recipes_that_cannot_be_run_are_refused(refused, tmp_path, option, message):
+    assert message in refused("train", MODEL, "--data", "train", "--out", tmp_path / "run", *SIZE, *option)
 
 
 @pytest.mark.parametrize("source", ["def net(:", "1 / 0", "import sys; sys.exit(4)", "def net(): raise KeyError('k')"])

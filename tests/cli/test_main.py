@@ -129,15 +129,15 @@ ODD = "[red]x[/red]:boom:"  # markup and an emoji to rich
 def test_text_of_the_user_in_an_error_is_shown_as_it_is(refused, fitted):
     for command, message in (
         (["extract", ODD, "--out", "o", "--model", MODEL], f"error {ODD} does not exist"),
-        (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder with features"),
+        (["fit", ODD, "--out", "o"], f"error {ODD} does not exist; give a folder written by"),
         (["fit", fitted / "train", "--out", "o", "--detector", ODD], f"error '{ODD}' is not a detector"),
-        (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder with a guard"),
+        (["threshold", ODD, "--features", "f"], f"error {ODD} does not exist; give a folder written by"),
         (["score", ODD], f"error {ODD} does not exist"),
         (["explain", ODD], f"error {ODD} does not exist"),
         (["select", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
         (["select-p", ODD, "--held-out", "test", "--model", MODEL], f"error {ODD} does not exist"),
         (["bench", ODD], f"error suite '{ODD}' must be one of"),
-        (["analyze", ODD, "--out", "o"], f"error {ODD} does not exist"),
+        (["analyze", ODD, "--out", "o"], f"error {ODD}/train does not exist"),
         (["train", ODD, "--data", "train", "--out", "o"], f"error --model '{ODD}' is not of the form"),
         (["data", "fetch", ODD], f"error dataset '{ODD}' must be one of"),
     ):

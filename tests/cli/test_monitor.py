@@ -144,7 +144,7 @@ def test_mistakes_are_refused_in_one_line(refused, guard, results, tmp_path):
     assert "must end in .jsonl" in refused("monitor", tmp_path / "scores.npy", "--guard", guard)
     assert "does not hold results" in refused("monitor", tmp_path / "bad.csv", "--guard", guard)
     assert "does not exist" in refused("monitor", results[0], "--guard", tmp_path / "none")
-    assert "guard.json" in refused("monitor", results[0], "--guard", tmp_path)
+    assert "is not a guard" in refused("monitor", results[0], "--guard", tmp_path)
     assert "must end in one of" in refused(*base, "--out", tmp_path / "chart.txt")
     assert "is a folder" in refused(*base, "--out", tmp_path)
     assert "is a folder" in refused(*base, "--state", tmp_path)

@@ -38,7 +38,7 @@ def test_the_default_list_of_candidates(json_of):
         (["--detector", "odin"], "odin needs more of the network than embeddings"),
         (["--detector", "dise"], "dise"),
         (["--count", "1"], "at least two images"),
-        (["--limit", "0"], "a limit of 0 images"),
+        (["--limit", "0"], "Invalid value for '--limit'"),
         (["--checkpoint", "ten.pt"], "ten.pt does not fit Sequential"),
     ],
 )

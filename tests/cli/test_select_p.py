@@ -39,7 +39,7 @@ def test_options(json_of):
         (["--detector", "msp"], "has no sparsifier, so no p to choose"),
         (["--detector", "knn"], "--detector knn has no sparsifier, so there is no p to choose"),
         (["--detector", "dise"], "dise"),
-        (["--noise", "0"], "--noise 0 must be at least 1"),
+        (["--noise", "0"], "Invalid value for '--noise'"),
         (["--checkpoint", "ten.pt"], "ten.pt does not fit Sequential"),
         (["--out", "curve.txt"], "curve.txt"),
     ],

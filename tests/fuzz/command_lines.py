@@ -98,7 +98,7 @@ COUNTED = (
     *("--class", "--false-alarm-every", "--minimum", "--cooldown", "--window"),
 )
 FLAGS = (
-    *("--json", "--csv", "--skip-bad", "--resume", "--check", "--half", "--fine", "--force", "--intervals", "--paper"),
+    *("--json", "--csv", "--skip-bad", "--resume", "--check", "--half", "--fine", "--force", "--intervals"),
     *("--published", "--labels", "--no-labels", "--resume", "--list"),
 )
 
@@ -160,7 +160,7 @@ def bases(user: Path, place: Path) -> list[list[str]]:
         ["score", guard, odd, "--csv", *network],
         ["score", guard, held_out, user / "bad", odd, *network],
         ["score", guard, odd, "--out", place / "results.csv", "--resume", *network],
-        ["score", guard, odd, "--out", place / "results.parquet", "--check", "--max-ood-rate", "1", *network],
+        ["score", guard, odd, "--out", place / "results.parquet", "--max-ood-rate", "1", *network],
         ["explain", guard, odd, "--train", features, *network],
         ["report", guard, "--features", held_out, "--ood", f"odd={features}", "--out", place / "report.html"],
         ["monitor", user / "results.csv", *("--guard", guard, "--out", own / "a.svg", "--state", place / "state.json")],

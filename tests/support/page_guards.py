@@ -6,7 +6,8 @@ from pathlib import Path
 from support.exported_guards import export as export_small
 
 import oodles as ood
-from oodles.cli.guards import GuardOptions, load_with_model
+from oodles.cli.guards import load_with_model
+from oodles.cli.options import GuardOptions
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import CIFAR

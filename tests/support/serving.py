@@ -240,7 +240,8 @@ def export_guards(folder: Path) -> None:
     from support.exported_guards import Net, export
     from torch import nn
 
-    from oodles.cli.guards import GuardOptions, load_with_model
+    from oodles.cli.guards import load_with_model
+    from oodles.cli.options import GuardOptions
     from oodles.data.transforms import Transform
     from oodles.guard import Guard
 

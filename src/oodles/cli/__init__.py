@@ -12,6 +12,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,10 +52,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with [bold]oodles demo[/bold]. Exit codes: 0 success, 2 invalid input (one line says what is "
-    "wrong), 3 a check failed (--check of oodles score and oodles monitor), 130 interrupted, 1 a bug in oodles "
-    "(OODLES_DEBUG=1 in the environment shows the traceback).",
+    "wrong), 3 a check failed (oodles score --max-ood-rate, oodles monitor --check), 130 interrupted, 1 a bug in "
+    "oodles (OODLES_DEBUG=1 in the environment shows the traceback).",
 )
-UsageError = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, of which newer versions of typer have their own copy
 
 
 def _print_version(wanted: bool) -> None:
@@ -95,20 +97,35 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def _interruptible(command: Callable[..., None], name: str = "") -> Callable[..., None]:
-    """The command with one line if it is interrupted or lacks a package; ``name`` if not that of its function."""
+    """Return the command for typer, with one line if it is interrupted or lacks a package.
+
+    A parameter that is a dataclass of options becomes these options. ``name`` is that of the command if not that of its
+    function.
+    """
     typed = name or command.__name__.replace("_", "-")
+    groups: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += signature(groups[parameter.name]).parameters.values()
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def run(*arguments: Any, **named: Any) -> None:
+    def run(**given: Any) -> None:
+        for group, kind in groups.items():
+            given[group] = kind(**{option: given.pop(option) for option in signature(kind).parameters})
         try:
             with _with_others(command.__name__), needed_by(f"oodles {typed}"):
-                command(*arguments, **named)
+                command(**given)
         except KeyboardInterrupt:
             raise Interrupted("interrupted" + RESUMED.get(command.__name__, "")) from None
         except BrokenPipeError:  # nobody reads on, as in `oodles score photos | head`
             _drop_output()
             raise typer.Exit from None
 
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
@@ -168,7 +185,10 @@ def _report(error: Exception) -> int:
         _drop_output()
         return 0
     if isinstance(error, UsageError):
-        return _report_usage(error)
+        if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help already
+            command = error.ctx.command_path if error.ctx is not None else "oodles"
+            notice(f"{error.format_message().rstrip('.')}; see `{command} --help`", "[bold red]error[/bold red]")
+        return 2
     if isinstance(error, OodlesError | OSError):
         _drop_output()
         notice(str(error), "[bold red]error[/bold red]")
@@ -177,13 +197,6 @@ def _report(error: Exception) -> int:
     where = f"in {Path(place.filename).name}, line {place.lineno}"
     notice(f"{one_line(error, kind=True)}, {where}; OODLES_DEBUG=1 shows more", "[bold red]internal error[/bold red]")
     return 1
-
-
-def _report_usage(error: Any) -> int:
-    if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help already
-        command = error.ctx.command_path if error.ctx is not None else "oodles"
-        notice(f"{error.format_message().rstrip('.')}; see `{command} --help`", "[bold red]error[/bold red]")
-    return 2
 
 
 def _drop_output() -> None:

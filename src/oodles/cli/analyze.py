@@ -5,13 +5,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.checks import check_experiment, check_out
+from oodles.cli.checks import check_store
 from oodles.cli.common import notice, say
 
 
 def analyze(
     features: Annotated[Path, Argument(help="Folder with the feature stores of train, test and OOD sets, from bench.")],
-    out: Annotated[Path, Option(help="Folder for the figures (PNG, SVG) and their data (CSV).")],
+    out: Annotated[Path, Option(help="Folder for the figures (PNG, SVG) and their data (CSV).", file_okay=False)],
     label: Annotated[int, Option("--class", help="The class whose units are analysed, counted from 0.")] = 0,
     p: Annotated[float, Option(help="Sparsity.")] = 0.9,
     ood: Annotated[str | None, Option(help="The OOD set in the figures. Default: the first.")] = None,
@@ -23,8 +23,8 @@ def analyze(
 
     Example: oodles analyze oodles-store/cifar10/densenet101-cifar10 --ood svhn --out figures
     """
-    check_experiment(features)
-    check_out(out)
+    for part in ("train", "test"):
+        check_store(features / part)
 
     from oodles.bench.sets import load_sets
     from oodles.paper.figures import draw_figures, variance_summary

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_choice, check_number, check_out, image_options, image_transform
-from oodles.cli.common import console, load_model, named_paths, notice, report_ignored, say
-from oodles.cli.completion import complete_detector, one_of
+from oodles.cli.checks import check_choice
+from oodles.cli.common import console, named_paths, notice, open_set, say
+from oodles.cli.options import DataOption, JsonOption, RunOptions, complete_detector, load_model, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.paper.published import TABLES
 
@@ -28,6 +27,7 @@ def _complete_suite(incomplete: str) -> list[str]:
 
 
 def bench(
+    given: RunOptions,
     suite: Annotated[
         str | None,
         Argument(
@@ -36,7 +36,7 @@ def bench(
             autocompletion=_complete_suite,
         ),
     ] = None,
-    data: common.DataOption = Path("data"),
+    data: DataOption = Path("data"),
     table: Annotated[
         list[str] | None,
         Option(
@@ -45,7 +45,10 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
-    checkpoint: Annotated[list[Path] | None, Option(help="Its weights; repeat it to average over several.")] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        Option(help="Its weights; repeat it to average over several.", exists=True, dir_okay=False),
+    ] = None,
     train: Annotated[Path | None, Option(help="ID training images.")] = None,
     test: Annotated[Path | None, Option(help="ID test images.")] = None,
     ood: Annotated[list[str] | None, Option(help="OOD images as NAME=PATH; may be repeated.")] = None,
@@ -58,26 +61,22 @@ def bench(
         ),
     ] = None,
     p: Annotated[float | None, Option(help="Sparsity of the ablations. Default: the suite's.")] = None,
-    paper: Annotated[bool, Option("--paper", help="Add the paper's figures and the differences.")] = False,
-    published: Annotated[bool, Option("--published", help="Add the AUROC of OpenOOD's leaderboard.")] = False,
+    published: Annotated[
+        bool, Option("--published", help="Add the numbers of the paper, or of OpenOOD's leaderboard.")
+    ] = False,
     intervals: Annotated[bool, Option("--intervals", help="Add 95 % bootstrap intervals.")] = False,
     store: Annotated[Path, Option(help="Folder where features are kept for the next run.")] = Path("oodles-store"),
-    limit: common.LimitOption = None,
-    out: Annotated[Path | None, Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).")] = None,
-    head: common.HeadOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
+    out: Annotated[
+        Path | None,
+        Option(help="Folder for rows.json, rows.csv and the tables (Markdown, LaTeX).", file_okay=False),
+    ] = None,
     verify: Annotated[
         bool,
         Option(
             "--verify", help="Read the images of stored features again and compare, not only their sizes and times."
         ),
     ] = False,
-    as_json: common.JsonOption = False,
+    as_json: JsonOption = False,
     list_suites: Annotated[bool, Option("--list", help="Show the suites, their sets and where each is found.")] = False,
 ) -> None:
     """Compare detectors on a suite of the paper or of OpenOOD, or on your own model: FPR95 and AUROC per OOD set.
@@ -85,7 +84,7 @@ def bench(
     The network runs once per image, whatever the number of detectors and tables; detectors with input steps add
     their gradients. torchrun --nproc-per-node N -m oodles bench ... divides the images among N processes.
 
-    Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --paper
+    Examples: oodles bench cifar10 --data DIR --checkpoint densenet101-cifar10.pth.tar --table all --published
 
     oodles bench --model mynets:resnet18 --checkpoint r18.pt --train imgs/train --test imgs/test
     --ood sketches=imgs/sketches
@@ -94,30 +93,25 @@ def bench(
         _list_suites(data)
         return
     from oodles.bench.suites import suite as suite_by_name
-    from oodles.data.readers import open_images
 
     for name in table or []:
         check_choice("table", name, (*TABLES, "all"))
     tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
-    options = image_options(size, resize, mean, std)
     runs = _runs(checkpoint or [])
     paths = {"train": train, "test": test, **named_paths(ood or [])}
-    check_out(out)
-    check_number("--limit", limit)
     chosen = None if suite is None else suite_by_name(suite)
     if chosen is None:
         if without:
             raise ArgumentError(f"--without {without[0]} leaves out a set of a suite; name a suite, or leave it out")
         if model is None or None in paths.values() or len(paths) < 3:
             raise ArgumentError("bench needs a suite, or --model, --train, --test and at least one --ood NAME=PATH")
-    elif options:
+    elif given.given():
         raise ArgumentError(f"{suite} has its own preprocessing; leave out --size, --resize, --mean and --std")
-    _check_published(chosen, list(paths), paper=paper, published=published, intervals=intervals)
+    _check_published(chosen, list(paths), published=published, intervals=intervals)
     sets = {} if chosen is None else _suite_sets(chosen, data, without or [])
     for name, path in paths.items():
         if path is not None:
-            sets[name] = open_images(path)
-            report_ignored(sets[name], labels=name in ("train", "test"))
+            sets[name] = open_set(path, labels=name in ("train", "test"))
     if chosen is not None and len(sets) < 3:
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 
@@ -130,7 +124,7 @@ def bench(
     sparsity = DICE(p=p if p is not None else chosen.p if chosen is not None else 0.9).p
     asked = {parse(text).spec: text for text in detector or []}
     id_set = "id" if chosen is None else chosen.name
-    preprocessing = image_transform(options) if chosen is None else chosen.transform
+    preprocessing = given.transform() if chosen is None else chosen.transform
     if chosen is not None and model is not None and chosen.other_transform is not None:
         preprocessing = chosen.other_transform
         notice(f"{model} gets OpenOOD's preprocessing: mean {preprocessing.mean}, std {preprocessing.std}")
@@ -143,7 +137,7 @@ def bench(
         standard = COSINE_DETECTORS if cosine else chosen.detectors if chosen is not None else ()
         run_tables(
             ["main"] if cosine else tables,
-            {name: images.sample(limit) for name, images in sets.items()},
+            {name: images.sample(given.limit) for name, images in sets.items()},
             main=list(asked.values()) or standard or detector_list(),
             p=sparsity,
             id_set=id_set,
@@ -151,17 +145,17 @@ def bench(
             bootstrap=1000 if intervals else 0,
             into=result,
             model=network,
-            store=store / id_set / (run if limit is None else f"{run}-{limit}"),
+            store=store / id_set / (run if given.limit is None else f"{run}-{given.limit}"),
             preprocessing=preprocessing,
-            skip_bad=skip_bad,
-            head=False if cosine else head,
-            device=own_device(device),
+            skip_bad=given.skip_bad,
+            head=False if cosine else given.head,
+            device=own_device(given.device),
             verify=verify,
             tell=notice,
         )
     if current().rank:
         return
-    shown = result.tables(id_set, paper=paper, groups={} if chosen is None else chosen.groups, published=published)
+    shown = result.tables(id_set, paper=published, groups={} if chosen is None else chosen.groups, published=published)
     if as_json:
         typer.echo(rows_json(result.all_rows()), nl=False)
     else:
@@ -178,29 +172,21 @@ def _runs(checkpoints: list[Path]) -> dict[str, Path | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ArgumentError(f"two checkpoints are called {twice!r}; features are stored under that name, so rename one")
-    check_checkpoints(checkpoints)
     return dict(zip(names, checkpoints, strict=True)) or {"model": None}
 
 
-def _check_published(chosen: "Suite | None", sets: list[str], *, paper: bool, published: bool, intervals: bool) -> None:
+def _check_published(chosen: "Suite | None", sets: list[str], *, published: bool, intervals: bool) -> None:
     """Raise if an option asks for numbers that the suite does not have."""
     from oodles.bench.openood import has_leaderboard
-    from oodles.bench.suites import OPENOOD
 
-    if chosen is None or not chosen.groups:
-        if published:
-            raise ArgumentError(f"--published needs one of OpenOOD's suites ({', '.join(OPENOOD)}); or leave it out")
-        if paper and chosen is None:
-            raise ArgumentError("--paper needs one of the paper's suites; name one, or leave it out")
-        return
-    if paper:
-        raise ArgumentError("--paper needs one of the paper's suites; OpenOOD's leaderboard is --published")
-    if intervals:
+    if published and (chosen is None or (chosen.groups and not has_leaderboard(chosen.name))):
+        name = "your own sets" if chosen is None else chosen.name
+        raise ArgumentError(f"--published has no numbers for {name}; leave it out")
+    groups = {} if chosen is None else chosen.groups
+    if groups and intervals:
         raise ArgumentError("--intervals does not apply to OpenOOD's metrics; leave it out")
-    if published and not has_leaderboard(chosen.name):
-        raise ArgumentError(f"--published has no numbers for {chosen.name}; leave it out")
     for name in sets:
-        if name in chosen.groups:
+        if name in groups:
             raise ArgumentError(f"--ood {name}=... is the name of a group of OpenOOD's sets; choose another name")
 
 

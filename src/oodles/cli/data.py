@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from oodles.cli.common import DataOption, notices, say
+from oodles.cli.common import notices, say
+from oodles.cli.options import DataOption
 from oodles.records.text import printable
 
 if TYPE_CHECKING:

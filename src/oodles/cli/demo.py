@@ -7,22 +7,19 @@ from typing import Annotated
 
 from typer import Option
 
-from oodles.cli.checks import check_out
 from oodles.cli.common import console
 
 
 def demo(
-    out: Annotated[Path, Option(help="Folder for the report, the rows (JSON) and the histograms (PNG).")] = Path(
-        "oodles-demo"
-    ),
+    out: Annotated[
+        Path, Option(help="Folder for the report, the rows (JSON) and the histograms (PNG).", file_okay=False)
+    ] = Path("oodles-demo"),
 ) -> None:
     """Real results in seconds: every detector on features of real images that come with the package.
 
     Nothing is downloaded. The features are those of a CIFAR-10 network for CIFAR-10, SVHN, Textures and
     Places images; the table shows which detector separates them best.
     """
-    check_out(out)
-
     from oodles.bench.comparison import overview, results, sweep_table
     from oodles.bench.demo import DEFAULT, DICE, ENERGY, ID_SET, draw_scores, load_pack, run_demo
     from oodles.bench.tables import print_table, rows_json

@@ -1,6 +1,5 @@
 """``oodles explain``."""
 
-import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_store, image_options
-from oodles.cli.common import notice, notices, print_json, say
-from oodles.cli.guards import GuardOptions, open_for, split_paths
+from oodles.cli.checks import check_store
+from oodles.cli.common import notice, print_json, say
+from oodles.cli.guards import open_for, split_paths
+from oodles.cli.options import DeviceOption, GuardOptions, JsonOption, SkipOption
 from oodles.errors import ArgumentError, DataError
 from oodles.records.text import printable
 
@@ -32,30 +31,22 @@ def explain(
             "guard: a small CIFAR-10 network that comes with oodles.",
         ),
     ],
-    model: common.GuardedModelOption = None,
-    checkpoint: common.CheckpointOption = None,
+    given: GuardOptions,
     train: Annotated[
         Path | None,
         Option(help="The features that the guard was fitted on, to say what is usual there and which rows are near."),
     ] = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    key: common.KeyOption = None,
-    skip_bad: common.SkipOption = False,
-    as_json: common.JsonOption = False,
+    device: DeviceOption = None,
+    skip_bad: SkipOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say why images are accepted or rejected: how each part of the detector sees them, and what decided.
 
     Example: oodles explain guard photo.jpg --model mynets:resnet18 --checkpoint r18.pt --train features/train
     """
-    check_checkpoints([checkpoint])
     if train is not None:
         check_store(train)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, paths = split_paths("explain", paths, model)
+    guard, paths = split_paths("explain", paths, given.model)
 
     from oodles.deploy.scoring import explain_inputs
     from oodles.deploy.sources import InputSequence
@@ -63,10 +54,10 @@ def explain(
     inputs = InputSequence(paths, notice)
     if inputs.stores:
         raise ArgumentError(f"{inputs.stores[0]} holds features; explain needs the images themselves")
-    opened = open_for(guard, given, images=True)
+    opened = open_for(guard, given, images=True, device=device)
     if train is not None:
         opened.compare_with(train)
-    batches = _progress(explain_inputs(opened, inputs), inputs.total, skip_bad)
+    batches = _checked(explain_inputs(opened, inputs), skip_bad)
     if as_json:
         about = {"detector": opened.detector, "threshold": opened.threshold.value}
         skipped: list[dict[str, str]] = []
@@ -79,20 +70,13 @@ def explain(
             typer.echo(indent(str(found), "  "))
 
 
-def _progress(batches: "Iterator[Found]", total: int | None, skip_bad: bool) -> "Iterator[Found]":
-    """Yield the batches while a bar shows the progress; raise at an image that cannot be read, unless it is skipped."""
-    from rich.progress import Progress
-
-    # lines on a terminal show the progress themselves
-    hidden = not notices.is_terminal or sys.stdout.isatty()
-    with Progress(console=notices, transient=True, disable=hidden, redirect_stdout=False) as bar:
-        task = bar.add_task("images", total=total)
-        for batch in batches:
-            name, problem = next(((name, found) for name, found in batch if isinstance(found, str)), ("", ""))
-            if problem and not skip_bad:
-                raise DataError(f"{name} cannot be read ({problem}); --skip-bad skips such images")
-            yield batch
-            bar.advance(task, len(batch))
+def _checked(batches: "Iterator[Found]", skip_bad: bool) -> "Iterator[Found]":
+    """Yield the batches; raise at an image that cannot be read, unless it is skipped."""
+    for batch in batches:
+        name, problem = next(((name, found) for name, found in batch if isinstance(found, str)), ("", ""))
+        if problem and not skip_bad:
+            raise DataError(f"{name} cannot be read ({problem}); --skip-bad skips such images")
+        yield batch
 
 
 def _records(batches: "Iterator[Found]", skipped: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:

@@ -5,34 +5,26 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_guard, image_options
+from oodles.cli.checks import check_guard
 from oodles.cli.common import notice
-from oodles.cli.guards import GuardOptions, load_with_model
+from oodles.cli.guards import load_with_model
+from oodles.cli.options import GuardOptions
 from oodles.errors import ArgumentError
 
 
 def export(
+    out: Annotated[Path, Option(help="Folder to write, or a file that ends in .zip.")],
+    given: GuardOptions,
     guard: Annotated[
         Path | None,
         Argument(
             help="A folder made by oodles fit. Without it: that of a small CIFAR-10 network that comes with oodles."
         ),
     ] = None,
-    out: Annotated[
-        Path, Option("--out", help="Folder to write, or a file that ends in .zip.", show_default=False)
-    ] = ...,  # type: ignore[assignment]  # required
-    model: common.GuardedModelOption = None,
-    checkpoint: common.CheckpointOption = None,
     images: Annotated[
         Path | None,
         Option(help="Some ID images: torch and onnxruntime are compared on 64 of them. Default: made-up images."),
     ] = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    key: common.KeyOption = None,
     force: Annotated[bool, Option("--force", help="Replace the exported guard that is already there.")] = False,
 ) -> None:
     """Write a guard with its model as one ONNX graph, which `oodles score` and Guard.open run without PyTorch.
@@ -45,8 +37,6 @@ def export(
     """
     if guard is not None:
         check_guard(guard)
-    check_checkpoints([checkpoint])
-    options = image_options(size, resize, mean, std)
 
     from oodles.deploy.artefact import check_free
 
@@ -56,14 +46,14 @@ def export(
     from oodles.data.readers import open_images
     from oodles.deploy.saved import known_transform
 
-    guarded = load_with_model(guard, GuardOptions(model, checkpoint, key=key))
-    transform = known_transform(out if guard is None else guard, guarded.preprocessing, options)
+    guarded = load_with_model(guard, given)
+    transform = known_transform(out if guard is None else guard, guarded.preprocessing, given.given())
     inputs = None
     if transform is not None:
         guarded.preprocessing = transform.as_record()
         if images is not None:
             inputs = ImageLoader(open_images(images), transform, labels=False, skip_bad=True, batch_size=64)
-    elif images is not None or options:
+    elif images is not None or given.given():
         raise ArgumentError(f"{guard} does not record how images were preprocessed; give --size, --mean and --std")
     exported = guarded.export(out, inputs=inputs, overwrite=force)
     agreement = exported.record["agreement"]

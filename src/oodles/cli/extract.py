@@ -5,10 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_choice, image_options, image_transform, read_class_names
-from oodles.cli.common import load_model, notice, report_ignored, report_skipped
-from oodles.cli.completion import complete_detector, one_of
+from oodles.cli.checks import check_choice, read_class_names
+from oodles.cli.common import notice, open_set
+from oodles.cli.options import ModelOptions, RunOptions, complete_detector, one_of
 
 AMP_NAMES = ("bfloat16", "float16")
 
@@ -16,13 +15,8 @@ AMP_NAMES = ("bfloat16", "float16")
 def extract(
     images: Annotated[Path, Argument(help="A folder of images (or a CIFAR batch, or an SVHN .mat file).")],
     out: Annotated[Path, Option("--out", help="Folder for the features. An interrupted run is continued.")],
-    model: common.ModelOption,
-    checkpoint: common.CheckpointOption = None,
-    head: common.HeadOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
+    network: ModelOptions,
+    given: RunOptions,
     labels: Annotated[bool, Option(help="Use class folders as labels; --no-labels for data of other classes.")] = True,
     classes: Annotated[
         Path | None,
@@ -37,12 +31,6 @@ def extract(
         ),
     ] = None,
     half: Annotated[bool, Option("--half", help="Store float16, at half the size.")] = False,
-    limit: common.LimitOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: Annotated[
-        bool,
-        Option("--skip-bad", help="Leave out images that cannot be read, or that give NaN, instead of stopping."),
-    ] = False,
     amp: Annotated[
         str | None,
         Option(help="Run the network in mixed precision: bfloat16 or float16.", autocompletion=one_of(*AMP_NAMES)),
@@ -63,14 +51,10 @@ def extract(
 
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
-    from oodles.data.readers import open_images
-
     check_choice("--amp", amp or AMP_NAMES[0], AMP_NAMES)
-    transform = image_transform(image_options(size, resize, mean, std))
-    check_checkpoints([checkpoint])
+    transform = given.transform()
     class_names = None if classes is None else read_class_names(classes)
-    source = open_images(images).sample(limit)
-    report_ignored(source, labels=labels)
+    source = open_set(images, labels=labels).sample(given.limit)
 
     import torch
 
@@ -81,19 +65,18 @@ def extract(
     from oodles.network.extraction import extract as run
 
     detectors = [parse(text) for text in needed_by or []]
-    loader = ImageLoader(source, transform, labels=labels, skip_bad=skip_bad)
-    network = load_model(model, checkpoint)
+    loader = ImageLoader(source, transform, labels=labels, skip_bad=given.skip_bad)
     features = run(
-        network,
+        network.load(),
         loader,
-        head=head,
+        head=given.head,
         layers=layers_of(detectors),
         steps=steps_of(detectors),
-        device=own_device(device),
+        device=own_device(given.device),
         dtype=torch.float16 if half else torch.float32,
         labels=labels,
         store=out,
-        on_bad="mark" if skip_bad else "raise",
+        on_bad="mark" if given.skip_bad else "raise",
         note=str(images),
         preprocessing=loader.transform.as_record(),
         classes=class_names,
@@ -101,7 +84,8 @@ def extract(
         verify=verify,
         processes=current(),
     )
-    report_skipped(loader)
+    if loader.bad:
+        notice(f"skipped: {loader.problem_summary()}")
     notice(f"{features} in {out}")
     if features.holds("labels") and current().rank == 0:
         batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())

@@ -5,16 +5,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_out, check_store
-from oodles.cli.common import load_model, notice
-from oodles.cli.completion import complete_detector
+from oodles.cli.checks import check_store
+from oodles.cli.common import notice
+from oodles.cli.options import CheckpointOption, complete_detector, load_model
 from oodles.errors import ArgumentError, DataError
 
 
 def fit(
     features: Annotated[Path, Argument(help="ID training features, made by oodles extract.")],
-    out: Annotated[Path, Option("--out", help="Folder for the fitted guard.")],
+    out: Annotated[Path, Option(help="Folder for the fitted guard.", file_okay=False)],
     detector: Annotated[
         str | None,
         Option(
@@ -34,7 +33,7 @@ def fit(
         str | None,
         Option(help="Your classifier, package.module:factory. The guard then keeps its answers to noise, as a test."),
     ] = None,
-    checkpoint: common.CheckpointOption = None,
+    checkpoint: CheckpointOption = None,
 ) -> None:
     """Fit a detector on ID features and set its threshold.
 
@@ -49,7 +48,6 @@ def fit(
     if calibration is not None:
         check_store(calibration)
     _check_out(out, force)
-    check_checkpoints([checkpoint])
 
     from oodles.deploy.saving import save_guard
     from oodles.detectors import parse
@@ -100,7 +98,6 @@ def fit(
 
 def _check_out(out: Path, force: bool) -> None:
     """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
-    check_out(out)
     from oodles.deploy.artefact import RECORD
 
     # hidden files are the lock and what a killed writer left

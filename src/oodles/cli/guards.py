@@ -1,11 +1,11 @@
 """What the commands that use a guard share: which guard, which inputs, which model, which preprocessing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oodles.cli.common import load_model, notice
+from oodles.cli.common import notice
+from oodles.cli.options import GuardOptions, load_model
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from oodles.guard import Guard
 
 SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
-
-
-@dataclass(frozen=True)
-class GuardOptions:
-    """What the options of a command say about a guard; None where the user gave nothing.
-
-    ``key`` is the file that the guard must be signed with, ``images`` has the settings of the preprocessing.
-    """
-
-    model: str | None = None
-    checkpoint: Path | None = None
-    device: str | None = None
-    key: Path | None = None
-    images: dict[str, Any] = field(default_factory=dict)
 
 
 def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple[Path | None, list[Path]]:
@@ -48,30 +34,28 @@ def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple
     return guard, inputs
 
 
-def open_for(guard: Path | None, given: GuardOptions, *, images: bool, threads: int | None = None) -> "OpenGuard":
-    """Open a guard, with its model if there are images; without a path, that of the network that comes with oodles."""
+def open_for(guard: Path | None, given: GuardOptions, *, images: bool, **options: Any) -> "OpenGuard":
+    """Open a guard, with its model if there are images; without a path, that of the network that comes with oodles.
+
+    ``options`` are passed to :func:`oodles.deploy.opening.open_guard`.
+    """
     from oodles.deploy.opening import open_guard
 
     named = guard is None or given.model is not None or given.checkpoint is not None
     return open_guard(
         _folder(guard),
         (lambda: _network(guard, given)) if images and named else None,
-        preprocessing=given.images,
+        preprocessing=given.given(),
         key=given.key,
-        device=given.device,
-        threads=threads,
+        **options,
     )
 
 
 def load_with_model(guard: Path | None, given: GuardOptions) -> "Guard":
     """Load a saved guard with its model; without a path, that of the network that comes with oodles."""
     from oodles.guard import Guard
-    from oodles.network.taps import usable_device
 
-    network = _network(guard, given)
-    if given.device is not None:
-        network.to(usable_device(given.device))
-    return Guard.load(_folder(guard), network, key=given.key)
+    return Guard.load(_folder(guard), _network(guard, given), key=given.key)
 
 
 def _folder(guard: Path | None) -> Path:

@@ -9,7 +9,8 @@ import typer
 from typer import Argument, Option
 
 from oodles.cli.checks import check_guard
-from oodles.cli.common import CHECK_FAILED, JsonOption, KeyOption, notice, say
+from oodles.cli.common import CHECK_FAILED, notice, say
+from oodles.cli.options import JsonOption, KeyOption
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:

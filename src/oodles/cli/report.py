@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from oodles.cli.checks import check_store
-from oodles.cli.common import KeyOption, named_paths, say
+from oodles.cli.common import named_paths, say
+from oodles.cli.options import KeyOption
 from oodles.deploy.results.rows import FORMATS
 from oodles.errors import ArgumentError, FileError
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import MAX_WORKERS, check_checkpoints, check_number, image_options
 from oodles.cli.common import CHECK_FAILED, notice, notices, print_json
-from oodles.cli.guards import GuardOptions, open_for, split_paths
+from oodles.cli.guards import open_for, split_paths
+from oodles.cli.options import MAX_BATCH, DeviceOption, GuardOptions
 from oodles.cli.score_with_ray import RayOptions, score_with_ray
 from oodles.deploy.results.rows import COLUMNS, Row, to_csv
 from oodles.errors import ArgumentError
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from oodles.deploy.opening import OpenGuard
     from oodles.deploy.scoring import Counts
 
-MAX_OOD_RATE = 0.1
-# torch's threads would spin while they wait for each other, and take the cores from the threads that decode
-SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
+MAX_THREADS = 256
 
 
 def score(
@@ -39,17 +36,15 @@ def score(
             "CIFAR-10 network that comes with oodles.",
         ),
     ],
-    model: common.GuardedModelOption = None,
-    checkpoint: common.CheckpointOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    batch_size: Annotated[int, Option(help="How many images the network is given at a time.")] = 32,
-    workers: Annotated[int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.")] = None,
-    threads: Annotated[int | None, Option(help="Threads that the network runs on. Default: one per core.")] = None,
-    device: common.DeviceOption = None,
-    key: common.KeyOption = None,
+    given: GuardOptions,
+    batch_size: Annotated[int, Option(help="Images that the network is given at a time.", min=1, max=MAX_BATCH)] = 32,
+    workers: Annotated[
+        int | None, Option(help="Threads that decode images. Default: one per core, 2 to 16.", min=1, max=MAX_THREADS)
+    ] = None,
+    threads: Annotated[
+        int | None, Option(help="Threads that the network runs on. Default: one per core.", min=1, max=MAX_THREADS)
+    ] = None,
+    device: DeviceOption = None,
     out: Annotated[
         Path | None,
         Option(
@@ -83,12 +78,9 @@ def score(
             "command fails halfway.",
         ),
     ] = False,
-    check: Annotated[
-        bool,
-        Option("--check", help="Exit with code 3 if the fraction of inputs that are not ID is above --max-ood-rate."),
-    ] = False,
     max_ood_rate: Annotated[
-        float | None, Option(help=f"For --check, from 0 to 1; inputs with an error count. Default: {MAX_OOD_RATE}.")
+        float | None,
+        Option(help="Exit with code 3 if more than this fraction of the inputs is not ID; those with an error count."),
     ] = None,
     use_ray: Annotated[
         bool,
@@ -98,13 +90,8 @@ def score(
             "cannot be read is a row with an error. Every machine must have the files under the same paths.",
         ),
     ] = False,
-    ray_address: Annotated[
-        str | None, Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or Ray is started on this machine.")
-    ] = None,
-    ray_workers: Annotated[
-        int | None, Option(help="Default: as many as there is room for beside one CPU, which is needed for reading.")
-    ] = None,
-    ray_cpus: Annotated[float, Option(help="CPUs of each worker. With --device cuda it also has one GPU.")] = 1.0,
+    *,
+    cluster: RayOptions,
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
 
@@ -112,30 +99,25 @@ def score(
     cannot be read, or for which the network's output is not finite, has an error text in place of label and scores, is
     not in-distribution, and stops nothing. p_value is empty if the guard keeps no calibration scores.
 
-    Exit codes: 0 if all inputs were processed, errors or not; 3 if --check fails; 2 if the command is refused.
+    Exit codes: 0 if all inputs were processed, errors or not; 3 above --max-ood-rate; 2 if the command is refused.
 
     Example: oodles score guard photos/new --model mynets:resnet18 --checkpoint r18.pt --out results.parquet --resume
 
     To try it without a model of your own: oodles score photo.jpg
     """
     _check_output(out, as_csv, as_json, resume, force)
-    check_number("--batch-size", batch_size)
-    check_number("--workers", workers, most=MAX_WORKERS)
-    check_number("--threads", threads, most=MAX_WORKERS)
-    check_checkpoints([checkpoint])
-    limit = _check_rate(check, max_ood_rate)
-    given = GuardOptions(model, checkpoint, device, key, image_options(size, resize, mean, std))
-    guard, paths = split_paths("score", paths, model)
+    if max_ood_rate is not None and not 0 <= max_ood_rate <= 1:
+        raise ArgumentError(f"--max-ood-rate {max_ood_rate:g} must lie between 0 and 1; it is a fraction: 0.1, not 10")
+    guard, paths = split_paths("score", paths, given.model)
     if use_ray:
         if out is None or workers is not None or as_csv or as_json:
             raise ArgumentError("--ray writes a folder, --out FOLDER, and has --ray-workers in place of --workers")
-        if resume or force or check or threads is not None:
-            raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --check and --threads")
-        cluster = RayOptions(ray_address, ray_workers, ray_cpus, batch_size)
-        score_with_ray(cluster, guard, paths, out, given)
+        if resume or force or max_ood_rate is not None or threads is not None:
+            raise ArgumentError("--ray writes a new folder; leave out --resume, --force, --max-ood-rate and --threads")
+        score_with_ray(cluster, guard, paths, out, given, batch_size, device)
         return
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)  # read when torch is imported
+    # read when torch is imported; its threads would otherwise spin and take the cores from the threads that decode
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     from oodles.deploy.scoring import Counts, check_output, score_files, score_inputs
     from oodles.deploy.sources import InputSequence
@@ -143,7 +125,7 @@ def score(
     if out is not None:
         check_output(out, resume=resume, overwrite=force)
     inputs = InputSequence(paths, notice)
-    opened = open_for(guard, given, images=inputs.has_images, threads=threads)
+    opened = open_for(guard, given, images=inputs.has_images, device=device, threads=threads)
     counts = Counts()
     # lines on a terminal show the progress themselves
     with _progress(inputs.total, shown=out is not None or not sys.stdout.isatty()) as move:
@@ -164,8 +146,8 @@ def score(
                 notice(f"{counts.total} results are in {out}; run the same command with --resume to continue")
             raise
     _report(counts, opened, out, quiet=as_csv or as_json)
-    if limit is not None and counts.ood_rate > limit:
-        notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {limit:g}")
+    if max_ood_rate is not None and counts.ood_rate > max_ood_rate:
+        notice(f"check failed: {counts.ood_rate:.4g} of {counts.total} inputs are not ID, more than {max_ood_rate:g}")
         raise typer.Exit(CHECK_FAILED)
 
 
@@ -179,15 +161,6 @@ def _check_output(out: Path | None, as_csv: bool, as_json: bool, resume: bool, f
         raise ArgumentError("--resume and --force are about a file; give its name with --out")
     if out is not None and (as_csv or as_json):
         raise ArgumentError("--out writes a file and prints no results; leave out --csv and --json")
-
-
-def _check_rate(check: bool, rate: float | None) -> float | None:
-    """Return the largest rate that ``--check`` allows; None without a check."""
-    if rate is not None and not check:
-        raise ArgumentError(f"--max-ood-rate {rate:g} is for --check; give both")
-    if rate is not None and not 0 <= rate <= 1:
-        raise ArgumentError(f"--max-ood-rate {rate:g} must lie between 0 and 1; it is a fraction: 0.1, not 10")
-    return (MAX_OOD_RATE if rate is None else rate) if check else None
 
 
 @contextmanager

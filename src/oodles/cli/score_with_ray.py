@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from oodles.cli.checks import check_number
+from typer import Option
+
 from oodles.cli.common import notice, notices
-from oodles.cli.guards import GuardOptions, open_for
+from oodles.cli.guards import open_for
+from oodles.cli.options import GuardOptions
 from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -25,14 +27,20 @@ if TYPE_CHECKING:
 OURS = "oodles.errors."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """What the user says about the cluster and its workers."""
+    """The cluster and its workers."""
 
-    address: str | None
-    workers: int | None
-    cpus: float
-    batch_size: int
+    ray_address: Annotated[
+        str | None, Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or Ray is started on this machine.")
+    ] = None
+    ray_workers: Annotated[
+        int | None,
+        Option(help="Default: as many as there is room for beside one CPU, which is needed for reading.", min=1),
+    ] = None
+    ray_cpus: Annotated[
+        float, Option(help="CPUs of each worker. With --device cuda it also has one GPU.", min=1e-3)
+    ] = 1.0
 
 
 def score_with_ray(
@@ -41,11 +49,10 @@ def score_with_ray(
     inputs: Sequence[Path],
     out: Path,
     given: GuardOptions,
+    batch_size: int,
+    device: str | None,
 ) -> None:
     """Score image files or Parquet files and write a folder of Parquet files, which appears when it is complete."""
-    check_number("--ray-workers", cluster.workers)
-    if not cluster.cpus > 0:
-        raise ArgumentError(f"--ray-cpus {cluster.cpus} must be more than 0")
     if out.exists():
         raise ArgumentError(f"--out {out} exists already; give a new folder")
     parquet = [_is_parquet(path) for path in inputs]
@@ -58,13 +65,13 @@ def score_with_ray(
 
     if guard is not None and is_exported(guard):
         raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
-    checked = open_for(guard, replace(given, device=None), images=True)  # before any worker starts
+    checked = open_for(guard, given, images=True)  # before any worker starts
     checked.check_images()
     own, secret, weights = (None if path is None else path.resolve() for path in (guard, given.key, given.checkpoint))
-    load = partial(_load_in_worker, str(Path.cwd()), own, replace(given, key=secret, checkpoint=weights))
-    gpus = float(given.device is not None and given.device.startswith("cuda"))
-    workers = distributed.Workers(cluster.workers, cluster.cpus, gpus, cluster.batch_size)
-    with _connected(cluster.address), _one_line_errors():
+    load = partial(_load_in_worker, str(Path.cwd()), own, replace(given, key=secret, checkpoint=weights), device)
+    gpus = float(device is not None and device.startswith("cuda"))
+    workers = distributed.Workers(cluster.ray_workers, cluster.ray_cpus, gpus, batch_size)
+    with _connected(cluster.ray_address), _one_line_errors():
         rows = distributed.import_ray().data.read_parquet(files) if any(parquet) else distributed.from_paths(files)
         verdicts = distributed.score(rows, load, workers=workers)
         accepted, unread, total = _write(verdicts, out, rows.count())
@@ -89,10 +96,10 @@ def _image_files(inputs: Sequence[Path]) -> list[str]:
     return [str(Path(name).resolve()) for name in sequence.image_names]
 
 
-def _load_in_worker(folder: str, guard: Path | None, given: GuardOptions) -> "OpenGuard":
+def _load_in_worker(folder: str, guard: Path | None, given: GuardOptions, device: str | None) -> "OpenGuard":
     """Open the guard with its model, whose module may be in the ``folder`` that the command was started in."""
     sys.path.insert(0, folder)
-    return open_for(guard, given, images=True)
+    return open_for(guard, given, images=True, device=device)
 
 
 @contextmanager

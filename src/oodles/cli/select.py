@@ -2,27 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
-from oodles.cli.common import load_model, notice, report_ignored, say
-from oodles.cli.completion import complete_detector
+from oodles.cli.common import notice, open_set, say
+from oodles.cli.options import MAX_OUTLIERS, MAX_SEED, JsonOption, ModelOptions, RunOptions, complete_detector
 
-if TYPE_CHECKING:
-    from oodles.data.readers import ImageSet
-
-SHOWN, MAX_OUTLIERS = 12, 1_000_000
+MAX_SHOWN = 12
 
 
 def select(
     images: Annotated[Path, Argument(help="ID training images, to fit on.")],
     held_out: Annotated[Path, Option(help="ID images the network was not trained on.")],
-    model: common.ModelOption,
-    checkpoint: common.CheckpointOption = None,
+    network: ModelOptions,
+    given: RunOptions,
     detector: Annotated[
         list[str] | None,
         Option(
@@ -30,17 +25,9 @@ def select(
             autocompletion=complete_detector,
         ),
     ] = None,
-    count: Annotated[int, Option(help="Number of synthetic outliers of each kind.")] = 1000,
-    seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.")] = 0,
-    limit: common.LimitOption = None,
-    head: common.HeadOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
-    as_json: common.JsonOption = False,
+    count: Annotated[int, Option(help="Number of synthetic outliers of each kind.", min=1, max=MAX_OUTLIERS)] = 1000,
+    seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.", min=0, max=MAX_SEED)] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose the detector for your network, from ID images alone.
 
@@ -50,23 +37,21 @@ def select(
 
     Example: oodles select photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
-    preprocessing = image_transform(image_options(size, resize, mean, std))
-    check_checkpoints([checkpoint])
-    check_number("--count", count, most=MAX_OUTLIERS)
-    check_seed(seed)
-    sets = open_id_sets(images, held_out, limit, labels=True)
+    preprocessing = given.transform()
+    paths = {"train": images, "test": held_out}
+    sets = {name: open_set(path, labels=True).sample(given.limit) for name, path in paths.items()}
 
     from oodles.bench.sets import extract_sets
     from oodles.data.loaders import ImageLoader
     from oodles.selection.detector import select as choose
     from oodles.selection.outliers import outlier_features
 
-    network = load_model(model, checkpoint)
-    options: dict[str, Any] = {"head": head, "device": device}
-    rows = extract_sets(network, sets, preprocessing=preprocessing, skip_bad=skip_bad, tell=notice, **options)
-    loader = ImageLoader(sets["test"], preprocessing, skip_bad=skip_bad)
+    loaded = network.load()
+    options: dict[str, Any] = {"head": given.head, "device": given.device}
+    rows = extract_sets(loaded, sets, preprocessing=preprocessing, skip_bad=given.skip_bad, tell=notice, **options)
+    loader = ImageLoader(sets["test"], preprocessing, skip_bad=given.skip_bad)
     options |= {"mean": preprocessing.mean, "std": preprocessing.std, "count": count, "seed": seed}
-    outliers = outlier_features(network, loader, **options)
+    outliers = outlier_features(loaded, loader, **options)
     found = choose(train=rows["train"], held_out=rows["test"], outliers=outliers, candidates=detector, seed=seed)
     if as_json:
         left_out = {
@@ -87,19 +72,9 @@ def select(
     kinds = list(outliers)
     say(f"{'':44} {'utility':>10}  AUROC against {', '.join(kinds)}")
     chosen = [row for row in found.candidates if row.spec == found.detector.spec]
-    for row in [*chosen, *(other for other in found.candidates[:SHOWN] if other not in chosen)]:
+    for row in [*chosen, *(other for other in found.candidates[:MAX_SHOWN] if other not in chosen)]:
         cells = " ".join(f"{100 * row.auroc[kind]:5.1f}" for kind in kinds)
         say(f"{row.spec:44} {row.utility:10.3f}  {cells}{'  <- chosen' if row in chosen else ''}")
     for kind, (spec, rank) in found.leave_one_kind_out.items():
         say(f"without {kind}: {spec}, which beats {rank:.0%} of the others on it")
     notice(found.verdict)
-
-
-def open_id_sets(train: Path, held_out: Path, limit: int | None, *, labels: bool) -> "dict[str, ImageSet]":
-    """Open ID images to fit on and to choose by, and say what is not read."""
-    from oodles.data.readers import open_images
-
-    sets = {name: open_images(path).sample(limit) for name, path in (("train", train), ("test", held_out))}
-    for each in sets.values():
-        report_ignored(each, labels=labels)
-    return sets

@@ -7,35 +7,24 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_checkpoints, check_number, check_seed, image_options, image_transform
-from oodles.cli.common import load_model, notice
-from oodles.cli.completion import complete_detector
-from oodles.cli.select import MAX_OUTLIERS, open_id_sets
+from oodles.cli.common import notice, open_set
+from oodles.cli.options import MAX_OUTLIERS, MAX_SEED, JsonOption, ModelOptions, RunOptions, complete_detector
 from oodles.errors import ArgumentError
 
 
 def select_p(
     images: Annotated[Path, Argument(help="ID training images, to rank the weights.")],
     held_out: Annotated[Path, Option(help="ID images the network was not trained on.")],
-    model: common.ModelOption,
-    checkpoint: common.CheckpointOption = None,
+    network: ModelOptions,
+    given: RunOptions,
     detector: Annotated[
         str, Option(help="A detector with a sparsifier, whose p to choose.", autocompletion=complete_detector)
     ] = "dice",
     fine: Annotated[bool, Option("--fine", help="Try values from 0.01 up, not only the paper's six.")] = False,
-    noise: Annotated[int, Option(help="Number of noise images.")] = 1000,
-    seed: Annotated[int, Option(help="Seed of the noise.")] = 0,
-    limit: common.LimitOption = None,
+    noise: Annotated[int, Option(help="Number of noise images.", min=1, max=MAX_OUTLIERS)] = 1000,
+    seed: Annotated[int, Option(help="Seed of the noise.", min=0, max=MAX_SEED)] = 0,
     out: Annotated[Path | None, Option(help="File for a plot of the curve, .png or .svg.")] = None,
-    head: common.HeadOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
-    as_json: common.JsonOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose DICE's sparsity p for your network, from ID images and noise alone.
 
@@ -44,11 +33,9 @@ def select_p(
 
     Example: oodles select-p photos/train --held-out photos/val --model mynets:resnet18 --checkpoint r18.pt
     """
-    preprocessing = image_transform(image_options(size, resize, mean, std))
-    check_checkpoints([checkpoint])
-    check_number("--noise", noise, most=MAX_OUTLIERS)
-    check_seed(seed)
-    sets = open_id_sets(images, held_out, limit, labels=False)
+    preprocessing = given.transform()
+    paths = {"train": images, "test": held_out}
+    sets = {name: open_set(path).sample(given.limit) for name, path in paths.items()}
 
     import numpy as np
 
@@ -66,17 +53,17 @@ def select_p(
     chosen.with_p(0.5)
     if out is not None:
         check_picture(out)
-    network = load_model(model, checkpoint)
+    loaded = network.load()
     noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)
     rows = extract_sets(
-        network,
+        loaded,
         {**sets, "noise": noises},
         preprocessing=preprocessing,
         labels=False,
-        skip_bad=skip_bad,
+        skip_bad=given.skip_bad,
         tell=notice,
-        head=head,
-        device=device,
+        head=given.head,
+        device=given.device,
     )
     grid = FINE_GRID if fine else PAPER_GRID
     found = choose(chosen, train=rows["train"], held_out=rows["test"], outliers=rows["noise"], grid=grid)

@@ -3,13 +3,13 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from oodles.cli.guards import SHIPPED, GuardOptions, load_with_model
+from oodles.cli.guards import SHIPPED, load_with_model
+from oodles.cli.options import GuardOptions
 from oodles.errors import ArgumentError
 from oodles.records.text import printable
 from oodles.serve.settings import Settings
@@ -22,6 +22,7 @@ MAX_NAME = 64
 
 
 def serve(
+    settings: Settings,
     guards: Annotated[
         list[str] | None,
         Argument(
@@ -36,7 +37,6 @@ def serve(
             help="tokenizer.json of a text model, as FILE or NAME=FILE: its guard then takes texts. May be repeated."
         ),
     ] = None,
-    **settings: Any,
 ) -> None:
     """Serve exported guards over HTTP, with a web UI: http://127.0.0.1:8000
 
@@ -46,7 +46,6 @@ def serve(
 
     Example: oodles serve guard.zip --token-file token.txt --state state
     """
-    checked = Settings(**settings)
     paths = _named_paths("guards", guards or [])
     tokenizers = _named_paths("tokenizers", tokenizer or [], tuple(paths))
 
@@ -57,14 +56,7 @@ def serve(
         if not is_exported(path):
             raise ArgumentError(f"{path} is not an exported guard; write one with oodles export")
     with _sources(paths, tokenizers) as sources:
-        run(sources, checked)
-
-
-# typer makes an option of each parameter: first those above, then every setting
-_own, _settings = signature(serve), signature(Settings)
-serve.__signature__ = _own.replace(  # type: ignore[attr-defined]
-    parameters=[*list(_own.parameters.values())[:-1], *_settings.parameters.values()]
-)
+        run(sources, settings)
 
 
 def _named_paths(kind: str, given: Sequence[str], names: Sequence[str] = ()) -> dict[str, Path]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from oodles.cli.checks import check_guard, check_store
-from oodles.cli.common import KeyOption, say
+from oodles.cli.common import say
+from oodles.cli.options import KeyOption
 from oodles.errors import ArgumentError
 
 if TYPE_CHECKING:

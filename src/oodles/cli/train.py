@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from oodles.cli import common
-from oodles.cli.checks import check_choice, check_number, check_out, check_seed, image_options, image_transform
-from oodles.cli.common import notice, report_ignored
-from oodles.cli.completion import one_of
+from oodles.cli.checks import check_choice
+from oodles.cli.common import notice, open_set
+from oodles.cli.options import MAX_BATCH, MAX_SEED, DeviceOption, ImageOptions, LimitOption, SkipOption, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.training.recipes import RECIPES
 
@@ -28,8 +27,9 @@ def train(
             autocompletion=one_of(*ARCHITECTURES),
         ),
     ],
+    given: ImageOptions,
     data: Annotated[Path, Option(help="Training images: a folder or .zip of class folders, or a CIFAR folder.")],
-    out: Annotated[Path, Option("--out", help="Folder for checkpoints, weights and metrics.jsonl.")],
+    out: Annotated[Path, Option(help="Folder for checkpoints, weights and metrics.jsonl.", file_okay=False)],
     test: Annotated[Path | None, Option(help="Labelled images to report accuracy on after each epoch.")] = None,
     recipe: Annotated[
         str, Option(help="paper (100 epochs), godin (200), or one-cycle (24).", autocompletion=one_of(*RECIPES))
@@ -38,17 +38,15 @@ def train(
         str, Option(help="linear, or deconf: the cosine head that godin needs.", autocompletion=one_of(*HEAD_TYPES))
     ] = "linear",
     epochs: Annotated[int | None, Option(help="Instead of the recipe's; the schedule is stretched.")] = None,
-    batch_size: Annotated[int | None, Option(help="Images per update, over all processes together.")] = None,
+    batch_size: Annotated[
+        int | None, Option(help="Images per update, over all processes together.", min=2, max=MAX_BATCH)
+    ] = None,
     learning_rate: Annotated[float | None, Option(help="Instead of the recipe's.")] = None,
-    seed: Annotated[int, Option(help="Seed of the initial weights, the order and the crops.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the initial weights, the order and the crops.", min=0, max=MAX_SEED)] = 0,
     resume: Annotated[bool, Option("--resume", help="Continue after the last complete epoch in --out.")] = False,
-    limit: common.LimitOption = None,
-    size: common.SizeOption = None,
-    resize: common.ResizeOption = None,
-    mean: common.MeanOption = None,
-    std: common.StdOption = None,
-    device: common.DeviceOption = None,
-    skip_bad: common.SkipOption = False,
+    limit: LimitOption = None,
+    device: DeviceOption = None,
+    skip_bad: SkipOption = False,
 ) -> None:
     """Train a classifier with SGD, flips and padded crops; a checkpoint each epoch.
 
@@ -61,11 +59,9 @@ def train(
 
     check_choice("--recipe", recipe, tuple(RECIPES))
     check_choice("--head-type", head_type, HEAD_TYPES)
-    for name, value, least in (("--epochs", epochs, 1), ("--batch-size", batch_size, 2)):
-        check_number(name, value, least)
-    check_seed(seed)
-    preprocessing = image_transform(image_options(size, resize, mean, std), CIFAR)
-    check_out(out)
+    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    chosen = replace(RECIPES[recipe], **{name: value for name, value in changes.items() if value is not None})
+    preprocessing = given.transform(CIFAR)
     source, classes = _open_labelled(data)
     tested, _ = (None, 0) if test is None else _open_labelled(test)
     if tested is not None and tested.classes != source.classes:
@@ -81,9 +77,6 @@ def train(
     from oodles.models.deconf import with_head
     from oodles.training import train as run
 
-    given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(RECIPES[recipe], **changes)
     torch.manual_seed(seed)
     network = with_head(build_model(factory), head_type)
     images = read_pixels(source, preprocessing, skip_bad=skip_bad)
@@ -97,11 +90,8 @@ def train(
 
 def _open_labelled(path: Path) -> tuple["ImageSet", int]:
     """The images at a path, which must have labels, and the number of classes."""
-    from oodles.data.readers import open_images
-
-    images = open_images(path)
+    images = open_set(path, labels=True)
     labels = images.known_labels()
-    report_ignored(images, labels=True)
     return images, len(images.classes) or int(labels.max()) + 1
 
 

@@ -3,7 +3,6 @@
 from oodles.models.deconf import DeConf
 from oodles.models.densenet import DenseNet, densenet101
 from oodles.models.loading import build_model, load_checkpoint
-from oodles.models.resnet import resnet50
 from oodles.models.shipped import load, read_card
 from oodles.models.small import SmallResNet, small_resnet
 
@@ -16,6 +15,5 @@ __all__ = [
     "load",
     "load_checkpoint",
     "read_card",
-    "resnet50",
     "small_resnet",
 ]

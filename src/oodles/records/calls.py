@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from oodles.errors import ArgumentError
+from oodles.extras import needed_by
 from oodles.records.text import one_line
 
 Call = tuple[str, list[Any], dict[str, Any]]
@@ -59,7 +60,8 @@ def import_module_here(module: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return import_module(module)
+        with needed_by(module):
+            return import_module(module)
     except (Exception, SystemExit) as error:  # a module of the user's may do anything
         raise ArgumentError(
             f"{module[:80]!r} cannot be imported ({one_line(error, kind=True)}); write package.module"

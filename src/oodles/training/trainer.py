@@ -214,7 +214,7 @@ class _Run:
                     "a smaller learning rate, or check the images of that batch"
                 )
             loss_sum, correct_sum, seen = loss_sum + loss * len(rows), correct_sum + correct, seen + len(rows)
-            display.batch(epoch, batch + 1, loss_sum / seen, correct_sum / seen, rate)
+            display.batch(epoch, loss_sum / seen, correct_sum / seen)
         seconds = time.perf_counter() - began
         line = {"epoch": epoch + 1, "loss": loss_sum / seen, "accuracy": correct_sum / seen, "learning_rate": rate}
         if self.test is not None and self.processes.rank == 0:
@@ -321,32 +321,26 @@ class _Display(Progress):
 
     def __init__(self, run: _Run, wanted: bool) -> None:
         console = Console(stderr=True)
-        self._run, self._first, self._began = run, len(run.metrics), time.perf_counter()
-        self._shown = wanted and run.processes.rank == 0
-        text, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
+        self._shown, self._epochs = wanted and run.processes.rank == 0, run.recipe.epochs
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         hidden = not (self._shown and console.is_terminal)
-        super().__init__(
-            text, BarColumn(), state, TimeRemainingColumn(), console=console, transient=True, disable=hidden
-        )
-        done, total = self._first * run.batches, run.batches * run.recipe.epochs
-        self._task = self.add_task("train", total=total, completed=done, state="")
+        super().__init__(*columns, console=console, transient=True, disable=hidden)
+        done, total = len(run.metrics) * run.batches, self._epochs * run.batches
+        self._task = self.add_task("train", total=total, completed=done)
 
-    def batch(self, epoch: int, done: int, loss: float, accuracy: float, rate: float) -> None:
-        completed = epoch * self._run.batches + done
-        images = (completed - self._first * self._run.batches) * self._run.recipe.batch_size
-        speed = images / (time.perf_counter() - self._began)
-        state = f"loss {loss:.3f}  accuracy {accuracy:.1%}  learning rate {rate:.2g}  {speed:,.0f} images/s"
-        self.update(self._task, completed=completed, state=state, description=f"epoch {epoch + 1}")
+    def batch(self, epoch: int, loss: float, accuracy: float) -> None:
+        text = f"epoch {epoch + 1}  loss {loss:.3f}  accuracy {accuracy:.1%}"
+        self.update(self._task, advance=1, description=text)
 
     def epoch(self, line: Record) -> None:
         if not self._shown:
             return
-        epoch, epochs = line["epoch"], self._run.recipe.epochs
-        left = (time.perf_counter() - self._began) * (epochs - epoch) / (epoch - self._first)
+        left = line["seconds"] * (self._epochs - line["epoch"]) / 60
         tested = f"  test accuracy {line['test_accuracy']:.1%}" if "test_accuracy" in line else ""
         self.console.print(
-            f"epoch {epoch:>3} of {epochs}  loss {line['loss']:.3f}  accuracy {line['accuracy']:.1%}{tested}  learning "
-            f"rate {line['learning_rate']:.2g}  {line['images_per_second']:,.0f} images/s  {left / 60:.0f} min left",
+            f"epoch {line['epoch']:>3} of {self._epochs}  loss {line['loss']:.3f}  accuracy {line['accuracy']:.1%}"
+            f"{tested}  learning rate {line['learning_rate']:.2g}  {line['images_per_second']:,.0f} images/s  "
+            f"{left:.0f} min left",
             highlight=False,
             soft_wrap=True,
         )
