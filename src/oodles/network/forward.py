@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from oodles.data.inputs import Inputs
 from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
-from oodles.network.head import is_head_for, locate_head
+from oodles.network.head import locate_head
 from oodles.network.outputs import is_multilabel, logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
@@ -29,23 +28,6 @@ CPU_ROWS = 32  # batch size of convolutional networks on a CPU, small enough for
 def two_class_head(head: Head) -> Head:
     """A head with one logit z as the head with the logits 0 and z, whose softmax is the sigmoid of z."""
     return Head(F.pad(head.weight, (0, 0, 1, 0)), F.pad(head.full_bias(), (1, 0)))
-
-
-_found: WeakKeyDictionary[nn.Module, tuple[Any, LocatedHead]] = WeakKeyDictionary()
-
-
-def _find(network: nn.Module, inputs: Inputs, name: str | None) -> LocatedHead:
-    """The last layer; the search is not repeated for a network whose weights are the same and in the same place."""
-    try:
-        tensors = (*network.parameters(), *network.buffers())
-        state = name, [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-    except RuntimeError:  # tensors made in inference mode do not count their changes
-        return locate_head(network, inputs, name)
-    known, located = _found.get(network, (None, None))
-    if located is None or known != state or not is_head_for(network, located, inputs):
-        located = locate_head(network, inputs, name)
-        _found[network] = state, located
-    return located
 
 
 class Pass(NamedTuple):
@@ -96,7 +78,7 @@ class ForwardPass:
         # outside inference mode, because the head's weights take part in backward passes
         with torch.inference_mode(False), torch.no_grad():
             try:
-                return _find(self.network, inputs, self.head or None)
+                return locate_head(self.network, inputs, self.head or None)
             except HeadError as error:
                 if not self.optional_head:
                     raise

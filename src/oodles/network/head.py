@@ -81,16 +81,6 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
     return located
 
 
-def is_head_for(network: nn.Module, located: LocatedHead, inputs: Inputs) -> bool:
-    """Return whether a head that was found before is the head for these inputs too, as far as two of them show it.
-
-    One whose search looked at more than the operation itself is searched for anew.
-    """
-    if located.kind in FOLDED or located.finish is not None:
-        return False
-    return _reproduces_shifted(network, located, inputs.take(range(min(2, len(inputs)))))
-
-
 def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -> None:
     """Raise if the logits of an input depend on the other inputs in its batch: no score of it would mean anything."""
     part = output_items(record(network, probe.take([2, 0]))[0])
