@@ -21,7 +21,7 @@ from oodles.guard import Guard
 from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
-from oodles.network.perturbation import fgsm
+from oodles.network.perturbation import channel_bounds, fgsm
 from oodles.network.taps import eval_mode
 from oodles.selection.outliers import outlier_features
 from oodles.selection.tuning import tune
@@ -172,8 +172,7 @@ def test_fit_takes_labels_from_where_they_are():
 def test_adversarial_copies_are_made_with_every_input_of_the_model():
     model, inputs = seeded(Table).eval(), inputs_of(Table, 40)
     labels = labels_of(40)
-    call = Inputs((), inputs)
-    moved = fgsm(model, inputs["numbers"], labels, inputs=call)
+    moved = fgsm(model, Inputs((), inputs), labels, channel_bounds(inputs["numbers"])).kwargs["numbers"]
     numbers = inputs["numbers"].clone().requires_grad_()
     loss = F.cross_entropy(model(numbers, inputs["categories"]), labels, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, numbers)

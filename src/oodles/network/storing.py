@@ -17,7 +17,6 @@ import torch
 
 from oodles.columns import Columns, check_columns, check_same_columns, check_some_good, fingerprint
 from oodles.data.batches import NO_BATCH, check_gives_batches, only
-from oodles.data.inputs import Inputs
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS

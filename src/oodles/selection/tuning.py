@@ -127,12 +127,12 @@ class _Adversarial:
 
     def __iter__(self) -> Iterator[Inputs]:
         batches = [inputs for inputs, _ in self._images]
-        parts = [movable(inputs, "an adversarial copy") for inputs in batches]
-        lows, highs = zip(*map(channel_bounds, parts), strict=True)
+        images = [movable(inputs, "an adversarial copy") for inputs in batches]
+        lows, highs = zip(*map(channel_bounds, images), strict=True)
         bounds = torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
         labels = torch.split(self._features.column("labels"), [len(inputs) for inputs in batches])
-        for inputs, part, classes in zip(batches, parts, labels, strict=True):
-            yield inputs.replace(part, fgsm(self._model, part, classes, bounds=bounds, inputs=inputs))
+        for inputs, classes in zip(batches, labels, strict=True):
+            yield fgsm(self._model, inputs, classes, bounds)
 
     def stamp(self) -> str:
         """Identifies the images by the network's response to them, and how they are moved."""
