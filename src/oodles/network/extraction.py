@@ -1,7 +1,6 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
 import hashlib
-import math
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 from torch import Tensor, nn
 
 from oodles.columns import (
@@ -21,7 +20,6 @@ from oodles.columns import (
     Columns,
     as_stored,
     check_precision,
-    check_same_columns,
     check_some_good,
     rows_not_finite,
 )
@@ -35,7 +33,7 @@ from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.outputs import class_names, folder_names, label_map
 from oodles.network.perturbation import run_with_steps
-from oodles.network.storing import into_store, open_store
+from oodles.network.storing import Shard, into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.records.files import Record
 from oodles.steps import Step, distinct_steps
@@ -45,8 +43,6 @@ OnBad = Literal["raise", "mark"]
 """What to do about an input for which the network gives NaN or infinite values."""
 Request = tuple[Sequence[str], Sequence[Step]]
 """The inner layers and the input steps whose results are kept."""
-Advance = Callable[[int], None]
-"""Called after each batch with its number of inputs."""
 
 MORE = "passes"  # the folder beside a store for columns that were requested later
 AMP = (torch.bfloat16, torch.float16)
@@ -138,33 +134,31 @@ def extract(
             names=class_names(network, None if labels is False else loader, classes),
             declared_multilabel=multilabel,
             on_first=on_first,
+            progress=progress and processes.rank == 0,
         )
-        with _progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
-            if store is None:
-                return _warn_of_bad_rows(_in_memory(run, loader, advance))
-            with processes.raise_together():
-                processes.all_gather(None)  # an extraction that failed may still be leaving the store
-                about = {
-                    "model": model_fingerprint(network),
-                    "head": head,
-                    "optional_head": optional_head,
-                    **_record_in(Path(store), (layers, steps)),
-                    "dtype": str(dtype),
-                    "labels": labels,
-                    "classes": None if classes is None else list(map(str, classes)),
-                    "multilabel": multilabel,
-                    "preprocessing": preprocessing_record(preprocessing, loader),
-                    "amp": None if amp is None else str(amp),
-                }
-                stamp = loader.stamp() if hasattr(loader, "stamp") else None
-                processes.all_gather(None)  # all have read what is there, so it may be changed
-                with open_store(Path(store), about, note, stamp, processes) as sharing:
-                    if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
-                        raise DataError(
-                            f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"'
-                        )
-                    if verify or not sharing.recognised:
-                        into_store(run, loader, sharing, advance, stamp)
+        if store is None:
+            return _warn_of_bad_rows(_in_memory(run, loader))
+        with processes.raise_together():
+            processes.all_gather(None)  # an extraction that failed may still be leaving the store
+            about = {
+                "model": model_fingerprint(network),
+                "head": head,
+                "optional_head": optional_head,
+                **_record_in(Path(store), (layers, steps)),
+                "dtype": str(dtype),
+                "labels": labels,
+                "classes": None if classes is None else list(map(str, classes)),
+                "multilabel": multilabel,
+                "preprocessing": preprocessing_record(preprocessing, loader),
+                "amp": None if amp is None else str(amp),
+            }
+            stamp = loader.stamp() if hasattr(loader, "stamp") else None
+            processes.all_gather(None)  # all have read what is there, so it may be changed
+            with open_store(Path(store), about, note, stamp, processes) as sharing:
+                if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
+                    raise DataError(f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"')
+                if verify or not sharing.recognised:
+                    into_store(run, loader, sharing, stamp)
     return _warn_of_bad_rows(Features.load(store))
 
 
@@ -241,14 +235,20 @@ class Run:
     names: tuple[str, ...]
     declared_multilabel: bool | None
     on_first: Callable[[Inputs], None] | None
+    progress: bool
 
-    def batches(self, loader: Iterable[Any], advance: Advance) -> Generator[tuple[Inputs, Tensor | None]]:
-        """The loader's batches, with labels as numbers of the model's classes."""
-        for number, (inputs, labels) in enumerate(self.reader.read(loader)):
-            if number == 0 and self.on_first is not None:
-                self.on_first(inputs)
-            yield inputs, labels
-            advance(len(inputs))
+    def batches(self, loader: Iterable[Any]) -> Generator[tuple[Inputs, Tensor | None]]:
+        """The loader's batches, with labels as numbers of the model's classes; a terminal shows their progress."""
+        console = Console(stderr=True)
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        hidden = not (self.progress and console.is_terminal)
+        with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+            task = bar.add_task("extract", total=length_hint(loader) or None)
+            for number, (inputs, labels) in enumerate(self.reader.read(loader)):
+                if number == 0 and self.on_first is not None:
+                    self.on_first(inputs)
+                yield inputs, labels
+                bar.advance(task)
 
     def locate(self, inputs: Inputs) -> None:
         """Locate the last layer on the first batch of the loader, in full precision."""
@@ -324,44 +324,20 @@ class Run:
         return ()
 
 
-@contextmanager
-def _progress_bar(total: int | None, wanted: bool) -> Iterator[Advance]:
-    """Show a progress bar over ``total`` batches, if the output is a terminal."""
-    console = Console(stderr=True)
-    counts = TextColumn("{task.fields[inputs]:,} inputs {task.fields[rate]:,.0f} inputs/s")
-    columns = (TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn(), TimeRemainingColumn())
-    hidden = not (wanted and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        bar.add_task("extract", total=total, inputs=0, rate=0.0)
-        (task,) = bar.tasks
-
-        def advance(inputs: int) -> None:
-            done = task.fields["inputs"] + inputs
-            bar.update(task.id, advance=1, inputs=done, rate=done / (task.elapsed or math.inf))
-
-        yield advance
-
-
-def _in_memory(run: Run, loader: Iterable[Any], advance: Advance) -> Features:
-    kept: list[Columns] = []
-    bad: list[int] = []
+def _in_memory(run: Run, loader: Iterable[Any]) -> Features:
+    whole = Shard(0)
     names: tuple[str, ...] = ()
-    seen = 0
-    with closing(run.batches(loader, advance)) as batches:
-        for inputs, labels in batches:
-            columns, left_out = run.good_rows(inputs, labels, seen)
-            kept.append(columns)
-            bad += [seen + row for row in left_out]
-            seen += len(inputs)
-            check_same_columns(kept[0], kept[-1])
-            if len(kept) == 1:
-                names = run.class_names(kept[0]["logits"].shape[1], loader)
-    if not kept:
+    with closing(run.batches(loader)) as batches:
+        for number, (inputs, labels) in enumerate(batches):
+            whole.add(len(inputs), *run.good_rows(inputs, labels, whole.rows))
+            if number == 0:
+                names = run.class_names(whole.columns[0]["logits"].shape[1], loader)
+    if not whole.rows:
         raise DataError(NO_BATCH)
-    check_some_good(seen, bad)
-    columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
+    check_some_good(whole.rows, whole.bad)
+    columns = whole.joined()
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    about: dict[str, Any] = {"class_names": names, "multilabel": run.multilabel, "bad_rows": bad, **columns}
+    about: dict[str, Any] = {"class_names": names, "multilabel": run.multilabel, "bad_rows": whole.bad, **columns}
     return Features(layers=layers, head=run.head(), **about)
 
 

@@ -25,7 +25,7 @@ from oodles.store import Part, Writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 if TYPE_CHECKING:
-    from oodles.network.extraction import Advance, Run
+    from oodles.network.extraction import Run
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 ALL_INPUTS = (
@@ -92,16 +92,16 @@ def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
         raise
 
 
-def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: "Advance", stamp: str | None) -> None:
+def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
     """Go through the loader once: batches already stored are compared by content, the others computed and appended."""
     writer, plan = sharing.writer, _Plan.of(loader, sharing)
     stored = list(plan.stored)
     compared = hashlib.sha256()  # of the inputs of the first stored shard, as far as they were read
-    shard: _Shard | None = None
+    shard: Shard | None = None
     noted = False
     seen = 0
     number = -1
-    with closing(run.batches(plan.batches, advance)) as batches:
+    with closing(run.batches(plan.batches)) as batches:
         for (inputs, labels), number in zip(batches, plan.numbers, strict=False):
             sharing.check_others()
             digest = fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels}))
@@ -126,8 +126,9 @@ def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: "Ad
             if sharing.complete:
                 raise _other_data(sharing.path, "the end")
             place = seen - len(inputs) if sharing.processes.size == 1 else f"batch {number}"
-            shard = shard or _Shard(number)
-            shard.add(digest, len(inputs), *run.good_rows(inputs, labels, place))
+            shard = shard or Shard(number)
+            shard.add(len(inputs), *run.good_rows(inputs, labels, place))
+            shard.digest.update(digest.encode())
             if isinstance(writer, Writer) and not noted:
                 names = run.class_names(shard.columns[0]["logits"].shape[1], loader)
                 writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
@@ -221,8 +222,8 @@ def _check_alike(run: "Run", digest: str, processes: Processes) -> None:
         raise DataError("the processes find different last layers on the same batch; use the same hardware for all")
 
 
-class _Shard:
-    """Consecutive batches that become a shard."""
+class Shard:
+    """What is kept of consecutive batches, and the digest of their inputs."""
 
     def __init__(self, first: int) -> None:
         self.first = self.stop = first
@@ -232,9 +233,8 @@ class _Shard:
         self.digest = hashlib.sha256()
         self.begun = time.monotonic()
 
-    def add(self, digest: str, rows: int, columns: Columns, bad: Sequence[int]) -> None:
-        """Keep the columns of a batch of this many inputs."""
-        self.digest.update(digest.encode())
+    def add(self, rows: int, columns: Columns, bad: Sequence[int]) -> None:
+        """Keep the columns of a batch of this many inputs, of which the ``bad`` ones have no row."""
         self.bad += [self.rows + row for row in bad]
         self.columns.append(columns)
         check_same_columns(self.columns[0], columns)
@@ -246,10 +246,13 @@ class _Shard:
         per_row = sum(column.shape[1:].numel() for column in self.columns[0].values())
         return self.rows * per_row >= SHARD_ELEMENTS or time.monotonic() - self.begun >= SHARD_SECONDS
 
+    def joined(self) -> Columns:
+        """Return the columns of all batches, and let go of theirs."""
+        return {name: torch.cat([part.pop(name) for part in self.columns]) for name in list(self.columns[0])}
+
     def write(self, run: "Run", writer: Writer | Part) -> None:
         """Append the shard to the store."""
-        columns = {name: torch.cat([part[name] for part in self.columns]) for name in self.columns[0]}
-        head = run.head()
+        columns, head = self.joined(), run.head()
         if self.rows > len(self.bad):
             check_columns(columns, None if head is None else head.shape)
         if isinstance(writer, Writer):
