@@ -195,7 +195,7 @@ TOKENS = r"no floating-point input: input_ids \(int64 \(.*, attention_mask \(int
 
 def test_input_steps_refuse_token_ids_by_name():
     model, batches = seeded(Text), batches_of(inputs_of(Text))
-    with pytest.raises(ArgumentError, match=f"tuning odin .*{TOKENS}"):
+    with pytest.raises(ArgumentError, match=f"the input step odin.*{TOKENS}"):
         tune([ODIN()], model, batches)
     with pytest.raises(ArgumentError, match=f"the input step odin.*{TOKENS}"):
         extract(model, batches, steps=ODIN(epsilon=0.1).steps())

@@ -123,7 +123,7 @@ def extract(
     network = unwrap(model)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = Run(
-            forward=ForwardPass(network, head, layers, optional_head=optional_head),
+            forward=ForwardPass(network, head, layers, optional_head=optional_head, multilabel=multilabel),
             reader=BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
             device=target,
             steps=tuple(steps),
@@ -132,19 +132,19 @@ def extract(
             dtype=dtype,
             on_bad=on_bad,
             names=class_names(network, None if labels is False else loader, classes),
-            declared_multilabel=multilabel,
             on_first=on_first,
             progress=progress and processes.rank == 0,
         )
         if store is None:
             return _warn_of_bad_rows(_in_memory(run, loader))
+        path, request = Path(store), (layers, steps)
         with processes.raise_together():
             processes.all_gather(None)  # an extraction that failed may still be leaving the store
             about = {
                 "model": model_fingerprint(network),
                 "head": head,
                 "optional_head": optional_head,
-                **_record_in(Path(store), (layers, steps)),
+                **(_stored(path) if _holds(path, request) else _record(request)),
                 "dtype": str(dtype),
                 "labels": labels,
                 "classes": None if classes is None else list(map(str, classes)),
@@ -154,7 +154,7 @@ def extract(
             }
             stamp = loader.stamp() if hasattr(loader, "stamp") else None
             processes.all_gather(None)  # all have read what is there, so it may be changed
-            with open_store(Path(store), about, note, stamp, processes) as sharing:
+            with open_store(path, about, note, stamp, processes) as sharing:
                 if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
                     raise DataError(f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"')
                 if verify or not sharing.recognised:
@@ -202,16 +202,11 @@ def _stored(store: Path) -> Record:
 
 
 def _holds(store: Path, request: Request) -> bool:
-    """Return whether a store is complete and has all that is requested; it may have more."""
+    """Return whether a store is complete and has all that is requested; it may have more, and is then used as it is."""
     if not is_store(store) or not read_manifest(store)["complete"]:
         return False
     stored = _stored(store)
     return all(each in stored[kind] for kind, parts in _record(request).items() for each in parts)
-
-
-def _record_in(store: Path, request: Request) -> Record:
-    """Describe what is extracted to ``store``: a complete store that has more is described as it is."""
-    return _stored(store) if _holds(store, request) else _record(request)
 
 
 def _beside(store: Path, request: Request) -> Path:
@@ -233,7 +228,6 @@ class Run:
     dtype: torch.dtype
     on_bad: OnBad
     names: tuple[str, ...]
-    declared_multilabel: bool | None
     on_first: Callable[[Inputs], None] | None
     progress: bool
 
@@ -289,7 +283,7 @@ class Run:
                     f"{columns['logits'].shape[1]} classes; pass labels= with the key or position of the labels in a "
                     "batch, or labels=False"
                 )
-            if not self.multilabel:
+            if not self.forward.multilabel:
                 raise DataError(
                     f"the loader gave labels {tuple(labels.shape)} of zeros and ones; pass multilabel=True if an input "
                     "may have several classes, else give class indices (labels.argmax(dim=1))"
@@ -297,11 +291,6 @@ class Run:
         elif labels is not None:
             columns["labels"] = labels.cpu()
         return columns
-
-    @property
-    def multilabel(self) -> bool:
-        """Whether an input may have several classes; known after the first batch."""
-        return self.forward.multilabel if self.declared_multilabel is None else self.declared_multilabel
 
     def head(self) -> Head | None:
         """The last layer, once it has been found."""
@@ -337,7 +326,12 @@ def _in_memory(run: Run, loader: Iterable[Any]) -> Features:
     check_some_good(whole.rows, whole.bad)
     columns = whole.joined()
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    about: dict[str, Any] = {"class_names": names, "multilabel": run.multilabel, "bad_rows": whole.bad, **columns}
+    about: dict[str, Any] = {
+        "class_names": names,
+        "multilabel": run.forward.multilabel,
+        "bad_rows": whole.bad,
+        **columns,
+    }
     return Features(layers=layers, head=run.head(), **about)
 
 

@@ -41,11 +41,18 @@ class ForwardPass:
     """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep.
 
     With ``optional_head``, a network without a linear head gives a warning and only logits, where it would otherwise
-    raise :class:`oodles.errors.HeadError`.
+    raise :class:`oodles.errors.HeadError`. ``multilabel`` says whether an input may have several classes; by default
+    the model shows it.
     """
 
     def __init__(
-        self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = (), *, optional_head: bool = False
+        self,
+        network: nn.Module,
+        head: HeadName = None,
+        layers: Sequence[str] = (),
+        *,
+        optional_head: bool = False,
+        multilabel: bool | None = None,
     ) -> None:
         modules = dict(network.named_modules())
         for name in layers:
@@ -57,6 +64,7 @@ class ForwardPass:
         self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
+        self._declared_multilabel = multilabel
         self._single_logit = False
         self._seen_output = False
 
@@ -91,7 +99,9 @@ class ForwardPass:
 
     @property
     def multilabel(self) -> bool:
-        """Whether an input may have several classes, as far as the model shows it."""
+        """Whether an input may have several classes: as given, else as the model shows, known after the first batch."""
+        if self._declared_multilabel is not None:
+            return self._declared_multilabel
         shown = is_multilabel(self.network) or (self.located is not None and self.located.multilabel)
         return shown and not self._single_logit
 

@@ -23,12 +23,9 @@ from oodles.network.candidates import (
     STRICT,
     TOLERANCE,
     LocatedHead,
-    as_rows,
     candidates,
-    floating_copy,
     is_curved,
     relative_gap,
-    tap_point,
 )
 from oodles.network.linear_operations import CONVOLUTIONS
 from oodles.network.outputs import logits_of, output_items
@@ -100,7 +97,7 @@ def _first_verified(
     for candidate in candidates(calls, output):
         located = replace(candidate, item=item)
         if _reproduces_shifted(network, located, probe, output) and _reproduces_shifted(network, located, check):
-            return replace(located, kind="cosine") if _is_cosine(located, calls) else located
+            return located
     return None
 
 
@@ -157,18 +154,7 @@ def _same_others(raw: object, moved: object, item: int | None) -> bool:
     )
 
 
-# Names, kinds and refusals ------------------------------------------------------------------------
-
-
-def _is_cosine(located: LocatedHead, calls: Sequence[LinearCall]) -> bool:
-    """Whether embeddings and class weights all have the same norm; either side may be scaled."""
-    call = next(call for call in calls if tap_point(call) == located.points[0])
-    layer_input = as_rows(floating_copy(call.input), call.weight.shape[1])
-    norms = [
-        torch.linalg.vector_norm(F.normalize(layer_input) if located.normalised else layer_input, dim=1),
-        torch.linalg.vector_norm(located.head.weight, dim=1),
-    ]
-    return all(relative_gap(norm / norm.mean(), torch.ones_like(norm)) < 1e-3 for norm in norms)
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def _refuse_kind(network: nn.Module) -> None:

@@ -131,7 +131,7 @@ def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, stamp: str |
             shard.digest.update(digest.encode())
             if isinstance(writer, Writer) and not noted:
                 names = run.class_names(shard.columns[0]["logits"].shape[1], loader)
-                writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
+                writer.manifest.update(class_names=list(names), multilabel=run.forward.multilabel)
                 noted = True
             if shard.is_full():
                 shard.write(run, writer)
@@ -146,14 +146,25 @@ def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, stamp: str |
 
 
 def _complete(loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
-    """Wait for the other processes, then mark the store complete."""
+    """Wait until all processes have written their shards, then mark the store complete."""
     writer = sharing.writer
     ends = sharing.processes.all_gather(([entry["file"] for entry in writer.shards], getattr(loader, "skipped", [])))
     skipped = list(dict.fromkeys(each for _, part in ends for each in part))  # all read the first batch
     if hasattr(loader, "skipped"):
         loader.skipped = skipped  # by any process
     if isinstance(writer, Writer):
-        _finish(writer, [file for files, _ in ends for file in files])
+        writer.take_parts()
+        if not writer.shards:
+            raise DataError(NO_BATCH)
+        lost = sorted({file for files, _ in ends for file in files} - {entry["file"] for entry in writer.shards})
+        if lost:
+            raise FileError(
+                f"{writer.path} has no {lost[0]}, which another process wrote; use a disk that all of them share"
+            )
+        bad = [row for entry in writer.shards for row in entry["bad_rows"]]
+        check_some_good(sum(entry["rows"] for entry in writer.shards) + len(bad), bad)
+        if not writer.complete:
+            writer.finish()
         writer.stamp("" if skipped or stamp is None else stamp)
     sharing.processes.all_gather(None)
 
@@ -258,22 +269,6 @@ class Shard:
         if isinstance(writer, Writer):
             writer.write_head(head.tensors() if head is not None else {})
         writer.append(columns, self.digest.hexdigest(), (self.first, self.stop), self.bad)
-
-
-def _finish(writer: Writer, files: Iterable[str]) -> None:
-    """Mark the store complete once all processes have written their shards, which are in ``files``."""
-    writer.take_parts()
-    if not writer.shards:
-        raise DataError(NO_BATCH)
-    lost = sorted({*files} - {entry["file"] for entry in writer.shards})
-    if lost:
-        raise FileError(
-            f"{writer.path} has no {lost[0]}, which another process wrote; use a disk that all of them share"
-        )
-    inputs = sum(entry["rows"] + len(entry["bad_rows"]) for entry in writer.shards)
-    check_some_good(inputs, [row for entry in writer.shards for row in entry["bad_rows"]])
-    if not writer.complete:
-        writer.finish()
 
 
 def _other_data(path: Path, where: str) -> FileError:
