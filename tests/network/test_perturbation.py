@@ -93,7 +93,7 @@ def test_a_pixel_with_zero_gradient_does_not_move():
 def test_the_batch_size_changes_nothing(batch_size):
     model, images = smooth(), small(CPU_ROWS + 8)
     steps = (*ODIN(epsilon=0.1).steps(), Step("sharp", sharpness, 0.2, keep="embedding"))
-    one, other = (extract(model, [images], steps=steps, batch_size=size) for size in (batch_size, None))
+    one, other = (extract(model, images.split(size), steps=steps) for size in (batch_size, len(images)))
     for name, column in one.layers.items():
         torch.testing.assert_close(column, other.layers[name], rtol=1e-6, atol=1e-6)
 

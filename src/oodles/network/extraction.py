@@ -62,7 +62,6 @@ def extract(
     classes: Sequence[str] | None = None,
     multilabel: bool | None = None,
     on_bad: OnBad = "raise",
-    batch_size: int | None = None,
     store: str | Path | None = None,
     note: str = "",
     preprocessing: Transform | Mapping[str, Any] | None = None,
@@ -85,9 +84,8 @@ def extract(
     keeps only the logits. With ``optional_head=True``, a model without a linear layer at its end gives a warning and
     features without embeddings (``features.head is None``) instead of an error. The pooled activations of the inner
     modules ``layers`` and the results of the input ``steps`` are kept as well; a detector that needs them lists them in
-    ``.layers`` and ``.steps()``. ``batch_size`` is how many inputs the network sees at a time. The model is left as it
-    was. The loader is read once; ``on_first`` is called with the inputs of its first batch, for example to keep their
-    shapes.
+    ``.layers`` and ``.steps()``. The model is left as it was. The loader is read once; ``on_first`` is called with the
+    inputs of its first batch, for example to keep their shapes.
 
     An input for which the network gives NaN or infinite values is an error that names it. With ``on_bad="mark"`` such
     inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
@@ -127,7 +125,6 @@ def extract(
             reader=BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
             device=target,
             steps=tuple(steps),
-            batch_size=batch_size,
             amp=amp,
             dtype=dtype,
             on_bad=on_bad,
@@ -223,7 +220,6 @@ class Run:
     reader: BatchReader
     device: torch.device
     steps: tuple[Step, ...]
-    batch_size: int | None
     amp: torch.dtype | None
     dtype: torch.dtype
     on_bad: OnBad
@@ -246,7 +242,7 @@ class Run:
 
     def locate(self, inputs: Inputs) -> None:
         """Locate the last layer on the first batch of the loader, in full precision."""
-        self.forward.find_head(self.forward.pieces(inputs.to(self.device), self.batch_size)[0])
+        self.forward.find_head(self.forward.pieces(inputs.to(self.device))[0])
 
     def good_rows(self, inputs: Inputs, labels: Tensor | None, place: str | int) -> tuple[Columns, list[int]]:
         """What is kept of one batch, as it is stored, and which of its inputs are left out.
@@ -271,7 +267,7 @@ class Run:
     def _columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
         """The columns of one batch of the loader, on the CPU."""
         pieces = []
-        for part in self.forward.pieces(inputs.to(self.device), self.batch_size):
+        for part in self.forward.pieces(inputs.to(self.device)):
             self.forward.find_head(part)
             with nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp):
                 pieces.append(run_with_steps(self.forward, part, self.steps).columns)

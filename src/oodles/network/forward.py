@@ -65,8 +65,7 @@ class ForwardPass:
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
         self._declared_multilabel = multilabel
-        self._single_logit = False
-        self._seen_output = False
+        self._outputs = 0  # how many numbers the network returns for an input, once that is known
 
     def pieces(self, inputs: Inputs, batch_size: int | None = None) -> list[Inputs]:
         """The inputs in batches of the size and memory layout that are fastest for the network."""
@@ -103,7 +102,7 @@ class ForwardPass:
         if self._declared_multilabel is not None:
             return self._declared_multilabel
         shown = is_multilabel(self.network) or (self.located is not None and self.located.multilabel)
-        return shown and not self._single_logit
+        return shown and self._outputs != 1
 
     def feature_head(self) -> Head | None:
         """The head that gives the column ``logits`` from the column ``embedding``; None if only logits are kept."""
@@ -124,11 +123,8 @@ class ForwardPass:
             raise HeadError(f"{type(self.network).__name__} gave {len(seen.output)} rows for {len(inputs)} inputs")
         if self.located is not None:
             self.located.check(seen.columns["embedding"], seen.output)
-        elif not self._seen_output:
-            self._seen_output = True
-            _warn_of_probabilities(self.network, seen.output)
-        if seen.output.shape[1] == 1:
-            self._check_single_logit(seen.output)
+        if not self._outputs:
+            self._examine(seen.output)
         return seen
 
     def trace(self, call: Callable[[nn.Module], Any]) -> Pass:
@@ -150,29 +146,22 @@ class ForwardPass:
             columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in kept.items()})
 
-    def _check_single_logit(self, logits: Tensor) -> None:
-        """A single logit is taken as two classes; a number that may be a probability is refused."""
-        if self._single_logit:
-            return
-        if self.located is None and bool(((logits >= 0) & (logits <= 1)).all()):
+    def _examine(self, output: Tensor) -> None:
+        """Report a first output that may be probabilities, and a single logit, which is taken as two classes."""
+        name, outputs = type(self.network).__name__, output.shape[1]
+        probable = self.located is None and bool(((output >= 0) & (output <= 1)).all())
+        if probable and outputs == 1:
             raise HeadError(
-                f"{type(self.network).__name__} returns one number from 0 to 1 per input, which may be a probability "
-                "or a logit; return the logit"
+                f"{name} returns one number from 0 to 1 per input, which may be a probability; return the logit"
             )
-        self._single_logit = True
-        warnings.warn(
-            f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
-            stacklevel=2,
-        )
-
-
-def _warn_of_probabilities(network: nn.Module, output: Tensor) -> None:
-    """Of logits, only those of a softmax are all positive and add up to 1 in every row."""
-    if output.shape[1] > 1 and bool((output >= 0).all()) and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all()):
-        warnings.warn(
-            f"{type(network).__name__} returns probabilities, used as if they were logits; return the logits instead",
-            stacklevel=3,
-        )
+        if outputs == 1:
+            warnings.warn(f"{name} has a single logit z, treated as two classes with logits 0 and z", stacklevel=3)
+        elif probable and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all()):
+            # of logits, only those of a softmax are all positive and add up to 1 in every row
+            warnings.warn(
+                f"{name} returns probabilities, used as if they were logits; return the logits instead", stacklevel=3
+            )
+        self._outputs = outputs
 
 
 def _channels_last(value: Any) -> Any:

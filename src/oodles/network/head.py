@@ -54,8 +54,8 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
         )
     _check_rows(network, probe, outputs)
     calls = [call for call in recorder.calls if name in (None, call.module)]
-    found = {item: _first_verified(network, calls, item, output, probe, check) for item, output in outputs.items()}
-    heads = [head for head in found.values() if head is not None]
+    found = [_first_verified(network, calls, item, output, (probe, check)) for item, output in outputs.items()]
+    heads = [head for head in found if head is not None]
     plain = {head.name for head in heads if head.finish is None}
     # of the logits and the probabilities of one layer, the logits
     heads = [head for head in heads if head.finish is None or head.name not in plain]
@@ -91,26 +91,20 @@ def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -
 
 
 def _first_verified(
-    network: nn.Module, calls: Sequence[LinearCall], item: int, output: Tensor, probe: Inputs, check: Inputs
+    network: nn.Module, calls: Sequence[LinearCall], item: int, output: Tensor, batches: Sequence[Inputs]
 ) -> LocatedHead | None:
-    """Return the first candidate for one item of the output that holds on both batches."""
-    for candidate in candidates(calls, output):
-        located = replace(candidate, item=item)
-        if _reproduces_shifted(network, located, probe, output) and _reproduces_shifted(network, located, check):
-            return located
-    return None
+    """Return the first candidate for one item of the output that holds on all batches."""
+    located = (replace(candidate, item=item) for candidate in candidates(calls, output))
+    return next((head for head in located if all(_reproduces_shifted(network, head, each) for each in batches)), None)
 
 
 # Verification -------------------------------------------------------------------------------------
 
 
-def _reproduces_shifted(
-    network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: Tensor | None = None
-) -> bool:
+def _reproduces_shifted(network: nn.Module, candidate: LocatedHead, inputs: Inputs) -> bool:
     """Whether the candidate reproduces the outputs, and still does when its input is shifted."""
     raw, head_inputs, _ = Tap(network, candidate.points)(inputs)
-    if output is None:
-        output = logits_of(raw, candidate.item)
+    output = logits_of(raw, candidate.item)
     embedding = candidate.embedding(head_inputs, output)
     if not _reproduces(candidate, embedding, output):
         return False
