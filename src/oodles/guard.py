@@ -175,8 +175,7 @@ class Guard(nn.Module):
             multilabel=features.multilabel,
         )
         guard._loader = train if calibration is None else calibration
-        if guard.preprocessing is None:
-            guard._probe = probes[0]
+        guard._probe = probes[0]
         return guard
 
     def __repr__(self) -> str:
@@ -205,7 +204,7 @@ class Guard(nn.Module):
         That is the largest of the softmax, or for a multi-label model the sigmoid of the largest logit.
         """
         verdict, logits = self._judge(inputs, named)
-        return verdict, label_probability(logits, multilabel=self._is_multilabel(self._forward))
+        return verdict, label_probability(logits, multilabel=self._forward is not None and self._forward.multilabel)
 
     def _judge(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Verdict, Tensor]:
         """The verdict and the logits of the classes, which a model with a softmax at its end does not return."""
@@ -249,13 +248,13 @@ class Guard(nn.Module):
         if self._forward is not None:
             return self._forward
         network, layers = unwrap(self.model), layers_of([self.detector])
-        forward = ForwardPass(network, self.head, layers)
+        forward = ForwardPass(network, self.head, layers, multilabel=self.multilabel)
         try:
             forward.find_head(inputs)
         except HeadError:
             if needs_head(self.detector):
                 raise
-            forward = ForwardPass(network, False, layers)
+            forward = ForwardPass(network, False, layers, multilabel=self.multilabel)
         shape, found_head = self.detector.shape_, forward.feature_head()
         if found_head is not None:
             found = (found_head.width, found_head.classes)
@@ -264,17 +263,13 @@ class Guard(nn.Module):
                 fact = f"was fitted on (width, classes) {want}, this model has {found}"
                 raise ShapeError(f"{self.detector} {fact}; fit it on this model's features")
             check_head(self.detector, found_head)
-        if self._is_multilabel(forward):
+        if forward.multilabel:
             check_multilabel(self.detector)
         self._probe = self._probe or probe_like(inputs)
         self._steps = steps_of([self.detector])
         self._like = float_buffer(self.detector)
         self._forward = forward  # last, because another thread may use all three as soon as it is there
         return forward
-
-    def _is_multilabel(self, forward: ForwardPass | None) -> bool:
-        """Whether an input may have several classes: as given, else as the model shows."""
-        return (forward is not None and forward.multilabel) if self.multilabel is None else self.multilabel
 
     def explain(self, *inputs: Any, train: Features | None = None, **named: Any) -> list[Explanation]:
         """Why each input is accepted or rejected, see :class:`oodles.explanation.explaining.Explanation`.
@@ -332,7 +327,7 @@ class Guard(nn.Module):
                 self.threshold,
                 self.preprocessing,
                 self.class_names,
-                self._is_multilabel(forward),
+                forward.multilabel,
                 model_fingerprint(self.model),
             )
             return export_guard(exportable, Path(path), rows, origin, metrics=metrics or {}, overwrite=overwrite)

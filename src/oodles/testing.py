@@ -194,7 +194,7 @@ def exporting_keeps_scores(detector: Detector, features: Features) -> None:
 def huge_rows_have_no_infinite_score(detector: Detector, features: Features) -> None:
     """However large a row is, its score is a number or NaN; a row with an infinite value gets NaN."""
     fit_and_tune(detector, features)
-    columns = _used(detector, features)
+    columns = {name: features.column(name) for name in detector.scores_from}
     for size in (1e-40, 1e5, 1e15, 1e25, 1e35):
         scores = detector.score(Features.unvalidated({name: size * column for name, column in columns.items()}))
         assert not scores.isinf().any(), f"{detector}: rows of {size:g} have infinite scores; make them NaN"
@@ -236,11 +236,6 @@ CHECKS: tuple[Check, ...] = (
     huge_rows_have_no_infinite_score,
     bad_input_is_named,
 )
-
-
-def _used(detector: Detector, features: Features) -> dict[str, Tensor]:
-    """The columns that the detector scores from."""
-    return {name: features.column(name).clone() for name in detector.scores_from}
 
 
 def _copy(features: Features, layers: Mapping[str, Tensor] | None = None) -> Features:

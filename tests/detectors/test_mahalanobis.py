@@ -16,6 +16,7 @@ from support.detector_data import labelled
 from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
 from support.smooth import classes_of, distance_twin, fitted, plain, small, smooth
 
+from oodles.data.inputs import Inputs
 from oodles.detectors import ODIN, Mahalanobis
 from oodles.detectors.mahalanobis import combine_layers
 from oodles.detectors.network_detector import steps_of
@@ -30,7 +31,7 @@ from oodles.errors import (
 )
 from oodles.features import Features
 from oodles.network.extraction import extract
-from oodles.network.perturbation import fgsm
+from oodles.network.perturbation import channel_bounds, fgsm
 from oodles.selection.tuning import tune
 from oodles.testing import example_features
 
@@ -220,7 +221,7 @@ def test_the_step_with_the_lowest_fpr95_is_chosen(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     detector = fitted(model, Mahalanobis(epsilon=None))
     tune([detector], model, [(images.float(), labels)])
-    copies = fgsm(smooth(), images, labels).numpy()
+    copies = fgsm(smooth(), Inputs((images,)), labels, channel_bounds(images)).args[0].numpy()
     ids, oods = (slow.closeness([distance_twin(model)], rows, sizes) for rows in (images.numpy(), copies))
     rates = [fpr_at_tpr(ids[size][30:60, 0].tolist(), oods[size][30:60, 0].tolist()) for size in sizes]
     assert min(rates) not in (rates[0], rates[-1]), "otherwise the test could pass without a choice"
@@ -321,7 +322,7 @@ def test_adversarial_copies_need_labels():
     images, labels = held_out()
     with pytest.raises(DataError, match="no labels"):
         tune([detector], smooth(), [images])
-    with pytest.raises(DataError, match="no labels"):
+    with pytest.raises(DataError, match="some batches have labels and some do not"):
         tune([ODIN(), detector], smooth(), [(images[:20], labels[:20]), images[20:]])
     with pytest.raises(ArgumentError, match="adversarial copies"):
         detector.tune(extract(smooth(), [images], layers=LAYERS))

@@ -19,7 +19,7 @@ from oodles.errors import ArgumentError, FileError, HeadError
 from oodles.features import Features
 from oodles.network.extraction import extract
 from oodles.network.forward import CPU_ROWS, ForwardPass
-from oodles.network.perturbation import _gradients, channel_bounds, fgsm, perturb, run_with_steps
+from oodles.network.perturbation import FGSM_SIZE, _gradients, channel_bounds, fgsm, run_with_steps
 from oodles.selection.tuning import tune
 from oodles.steps import Step
 
@@ -27,7 +27,7 @@ from oodles.steps import Step
 
 
 def case(kind):
-    """A model, the input step of a detector, the reference for its objective, and options for ``perturb``."""
+    """A model, the input step of a detector, the reference for its objective, and options for ``extract``."""
     if kind in ("odin", "odin at 1"):
         model, temperature = smooth(), {} if kind == "odin" else {"temperature": 1.0}
         twin = slow.doubt(plain(model), temperature.get("temperature", 1000.0))
@@ -42,6 +42,14 @@ def case(kind):
     if kind == "mahalanobis":
         return model, last, distance_twin(model), {}
     return model, inner, distance_twin(model, "layer.first"), {"layers": ["first"]}
+
+
+def moved(model, images, objective, epsilon, *, std=(), **options):
+    """The images that the network sees after a step."""
+    seen = []
+    with model.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+        extract(model, [images], steps=[Step("s", objective, epsilon, std=std)], **options)
+    return seen[-1]
 
 
 KINDS = ["odin", "odin at 1", "mahalanobis", "mahalanobis in a layer", "godin"]
@@ -64,7 +72,7 @@ def test_the_gradient_agrees_with_finite_differences(kind):
 def test_images_move_against_the_sign_of_the_gradient(kind, std):
     model, step, twin, options = case(kind)
     images = small(3, seed=6)
-    got = perturb(model, images, step.objective, 0.02, std=std, **options)
+    got = moved(model, images, step.objective, 0.02, std=std, **options)
     want = np.stack([slow.stepped(twin, image, 0.02, std) for image in images.numpy()])
     np.testing.assert_allclose(got, want, atol=1e-12)
     assert twin(got.numpy()).sum() < twin(images.numpy()).sum(), "the step lowers the objective"
@@ -76,7 +84,7 @@ def test_a_pixel_with_zero_gradient_does_not_move():
             return super().hidden(images[..., 1:])
 
     images = small(4)
-    got = perturb(seeded(IgnoresFirstColumn).double(), images, sharpness, 0.25)
+    got = moved(seeded(IgnoresFirstColumn).double(), images, sharpness, 0.25)
     assert torch.equal(got[..., 0], images[..., 0])
     np.testing.assert_allclose((got - images)[..., 1:].abs(), 0.25, atol=1e-12)
 
@@ -84,11 +92,8 @@ def test_a_pixel_with_zero_gradient_does_not_move():
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_the_batch_size_changes_nothing(batch_size):
     model, images = smooth(), small(CPU_ROWS + 8)
-    assert torch.equal(
-        perturb(model, images, sharpness, 0.1, batch_size=batch_size), perturb(model, images, sharpness, 0.1)
-    )
     steps = (*ODIN(epsilon=0.1).steps(), Step("sharp", sharpness, 0.2, keep="embedding"))
-    one, other = (extract(model, [images], steps=steps, batch_size=size) for size in (batch_size, None))
+    one, other = (extract(model, images.split(size), steps=steps) for size in (batch_size, len(images)))
     for name, column in one.layers.items():
         torch.testing.assert_close(column, other.layers[name], rtol=1e-6, atol=1e-6)
 
@@ -98,7 +103,7 @@ def test_the_batch_size_changes_nothing(batch_size):
 def test_dtype_and_layout_are_kept_and_the_images_are_not_modified(dtype, layout):
     images = small(CPU_ROWS + 3, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
     before = images.clone()
-    got = perturb(smooth(dtype=dtype), images, sharpness, 0.1)
+    got = attacked(smooth(dtype=dtype), images, classes_of(len(images)))
     assert (got.dtype, got.device, got.shape, got.stride()) == (dtype, images.device, images.shape, images.stride())
     assert got.is_contiguous(memory_format=layout)
     assert torch.equal(images, before)
@@ -116,9 +121,10 @@ def test_the_objective_receives_the_requested_layers():
         seen.append(columns)
         return columns["layer.second"].sum(dim=1)
 
-    perturb(model, small(4), keep, 0.1, layers=["first", "second"])
+    step = Step("s", keep, 0.1)
+    extract(model, [small(4)], steps=[step], layers=["first", "second"])
     assert set(seen[0]) == {"embedding", "logits", "layer.first", "layer.second"}
-    perturb(model, small(4), keep, 0.1, head=False, layers=["second"])
+    extract(model, [small(4)], steps=[step], head=False, layers=["second"])
     assert set(seen[1]) == {"logits", "layer.second"}
 
 
@@ -128,8 +134,6 @@ def test_the_objective_receives_the_requested_layers():
 @pytest.mark.parametrize("std", [(0.5,), (0.5, 0.5), (0.5, 0.5, 0.5, 0.5)])
 def test_a_std_with_the_wrong_number_of_channels_is_refused(std):
     with pytest.raises(ArgumentError, match=r"std=.* does not fit images of shape \(3, 5, 5\)"):
-        perturb(smooth(), small(2), sharpness, 0.1, std=std)
-    with pytest.raises(ArgumentError, match="does not fit"):
         extract(smooth(), [small(2)], steps=ODIN(epsilon=0.1, std=std).steps())
 
 
@@ -157,8 +161,6 @@ class Detached(Smooth):
 def test_a_model_that_blocks_gradients_to_its_input_is_refused(make, trainable):
     model = seeded(make).double().requires_grad_(trainable)
     with pytest.raises(HeadError, match=f"{make.__name__} passes no gradient to its input"):
-        perturb(model, small(2), sharpness, 0.1)
-    with pytest.raises(HeadError, match="passes no gradient"):
         extract(model, [small(2)], steps=ODIN(epsilon=0.1).steps())
 
 
@@ -173,17 +175,15 @@ def backward_passes(objective):
     """Everything that runs a backward pass."""
     step = Step("s", objective, 0.1)
     return {
-        "perturb": lambda model: perturb(model, pictures(6), objective, 0.1),
         "extract": lambda model: extract(model, batched(12, 6), steps=[*ODIN(epsilon=0.1).steps(), step]),
-        "fgsm": lambda model: fgsm(model, *batched(12, 12)[0]),
+        "fgsm": lambda model: attacked(model, *batched(12, 12)[0]),
         "tune": lambda model: tune([ODIN()], model, batched(20, 10)),
     }
 
 
 @pytest.mark.parametrize(
     ("caller", "objective"),
-    [(caller, sharpness) for caller in ("perturb", "extract", "fgsm", "tune")]
-    + [(caller, fails) for caller in ("perturb", "extract")],
+    [("extract", sharpness), ("fgsm", sharpness), ("tune", sharpness), ("extract", fails)],
 )
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_model_is_left_as_it_was(caller, objective, mode):
@@ -216,10 +216,8 @@ def test_a_caller_in_inference_mode_gets_the_same_result(own):
     with torch.inference_mode():
         given = small(4) if own else images
         got = extract(model, [given], steps=ODIN(epsilon=0.1).steps())
-        moved = perturb(model, given, sharpness, 0.1)
     for name, column in want.layers.items():
         assert torch.equal(got.layers[name], column)
-    assert torch.equal(moved, perturb(model, images, sharpness, 0.1))
 
 
 # Passes through extract -------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ def test_a_step_keeps_the_requested_column():
     model, images = smooth(), small(5)
     steps = [Step(keep, sharpness, 0.3, keep=keep) for keep in ("logits", "embedding", "layer.first")]
     features = extract(model, [images], steps=steps, layers=["first"])
-    after = perturb(model, images, sharpness, 0.3)
+    after = moved(model, images, sharpness, 0.3)
     for step in steps:
         assert features.holds(step.column)
         np.testing.assert_allclose(
@@ -314,6 +312,11 @@ def test_a_store_with_other_steps_is_refused(tmp_path):
 # Adversarial images ---------------------------------------------------------------------------------
 
 
+def attacked(model, images, labels, bounds=None):
+    """The images of ``fgsm``, by default in the range that they have."""
+    return fgsm(model, Inputs((images,)), labels, bounds or channel_bounds(images)).args[0]
+
+
 def losses(model, images, labels):
     with torch.no_grad():
         return F.cross_entropy(model(images), labels, reduction="none")
@@ -321,16 +324,15 @@ def losses(model, images, labels):
 
 def test_adversarial_images_raise_the_loss_and_stay_in_bounds():
     model, images, labels = smooth(), small(CPU_ROWS + 20), classes_of(CPU_ROWS + 20)
-    adversarial = fgsm(model, images, labels)
+    adversarial = attacked(model, images, labels)
     raised = losses(model, adversarial, labels) > losses(model, images, labels)
     assert float(raised.double().mean()) > 0.95
     bounds = torch.full((1, 3, 1, 1), -0.5, dtype=torch.float64), torch.full((1, 3, 1, 1), 0.25, dtype=torch.float64)
-    inside = fgsm(model, images, labels, bounds=bounds)
+    inside = attacked(model, images, labels, bounds)
     assert (float(inside.min()), float(inside.max())) == (-0.5, 0.25)
 
 
-@pytest.mark.parametrize("size", [0.05, 0.4])
-def test_adversarial_images_agree_with_finite_differences(size):
+def test_adversarial_images_agree_with_finite_differences():
     # more than one batch, so that every batch must use its own labels
     model, images, labels = smooth(), small(CPU_ROWS + 4), classes_of(CPU_ROWS + 4)
     low, high = images.numpy().min(axis=(0, 2, 3)), images.numpy().max(axis=(0, 2, 3))
@@ -341,13 +343,13 @@ def test_adversarial_images_agree_with_finite_differences(size):
             logits = network(rows)
             return np.log(np.exp(logits - logits[:, [label]]).sum(axis=1))
 
-        want.append(slow.fgsm(loss, image, size, low, high))
-    np.testing.assert_allclose(fgsm(model, images, labels, size=size), np.stack(want), atol=1e-12)
+        want.append(slow.fgsm(loss, image, FGSM_SIZE, low, high))
+    np.testing.assert_allclose(attacked(model, images, labels), np.stack(want), atol=1e-12)
 
 
 def test_adversarial_images_need_no_linear_head():
     model, images, labels = deconf(), small(12), classes_of(12)
-    assert bool((losses(model, fgsm(model, images, labels), labels) > losses(model, images, labels)).any())
+    assert bool((losses(model, attacked(model, images, labels), labels) > losses(model, images, labels)).any())
 
 
 def test_bounds_are_per_channel():

@@ -21,7 +21,7 @@ from oodles.guard import Guard
 from oodles.network import storing
 from oodles.network.extraction import extract
 from oodles.network.outputs import logits_of
-from oodles.network.perturbation import fgsm
+from oodles.network.perturbation import channel_bounds, fgsm
 from oodles.network.taps import eval_mode
 from oodles.selection.outliers import outlier_features
 from oodles.selection.tuning import tune
@@ -36,10 +36,9 @@ def by_hand(model, inputs):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, BATCH, ROWS])
-@pytest.mark.parametrize("batch_size", [None, 4])
-def test_embedding_logits_and_head_are_those_of_the_model(kind, size, batch_size):
+def test_embedding_logits_and_head_are_those_of_the_model(kind, size):
     model, inputs = seeded(kind), inputs_of(kind)
-    features = extract(model, batches_of(inputs, size), batch_size=batch_size)
+    features = extract(model, batches_of(inputs, size))
     hidden, logits = by_hand(model, inputs)
     torch.testing.assert_close(features.embedding, hidden, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(features.logits, logits, rtol=1e-5, atol=1e-6)
@@ -172,8 +171,7 @@ def test_fit_takes_labels_from_where_they_are():
 def test_adversarial_copies_are_made_with_every_input_of_the_model():
     model, inputs = seeded(Table).eval(), inputs_of(Table, 40)
     labels = labels_of(40)
-    call = Inputs((), inputs)
-    moved = fgsm(model, inputs["numbers"], labels, inputs=call)
+    moved = fgsm(model, Inputs((), inputs), labels, channel_bounds(inputs["numbers"])).kwargs["numbers"]
     numbers = inputs["numbers"].clone().requires_grad_()
     loss = F.cross_entropy(model(numbers, inputs["categories"]), labels, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, numbers)
@@ -196,7 +194,7 @@ TOKENS = r"no floating-point input: input_ids \(int64 \(.*, attention_mask \(int
 
 def test_input_steps_refuse_token_ids_by_name():
     model, batches = seeded(Text), batches_of(inputs_of(Text))
-    with pytest.raises(ArgumentError, match=f"tuning odin .*{TOKENS}"):
+    with pytest.raises(ArgumentError, match=f"the input step odin.*{TOKENS}"):
         tune([ODIN()], model, batches)
     with pytest.raises(ArgumentError, match=f"the input step odin.*{TOKENS}"):
         extract(model, batches, steps=ODIN(epsilon=0.1).steps())

@@ -91,14 +91,14 @@ def test_speckle_leaves_black_black() -> None:
 
 
 def test_noise_images_are_the_same_in_every_iteration() -> None:
-    images = NoiseImages((3, 5, 4), 130, seed=4, batch_size=50)
+    images = NoiseImages((3, 5, 4), 630, seed=4)
     before = torch.random.get_rng_state()
     once, again = list(images), list(images)
     assert torch.equal(torch.random.get_rng_state(), before), "the global random state is not touched"
     assert len(images) == 3
-    assert [tuple(batch.shape) for batch in once] == [(50, 3, 5, 4), (50, 3, 5, 4), (30, 3, 5, 4)]
+    assert [tuple(batch.shape) for batch in once] == [(250, 3, 5, 4), (250, 3, 5, 4), (130, 3, 5, 4)]
     assert torch.equal(torch.cat(once), torch.cat(again))
-    assert not torch.equal(torch.cat(once), torch.cat(list(NoiseImages((3, 5, 4), 130, seed=5, batch_size=50))))
+    assert not torch.equal(torch.cat(once), torch.cat(list(NoiseImages((3, 5, 4), 630, seed=5))))
 
 
 def test_every_pixel_is_standard_normal() -> None:
@@ -109,10 +109,10 @@ def test_every_pixel_is_standard_normal() -> None:
     assert fractions == pytest.approx([0.1587, 0.5, 0.8413], abs=0.004)
 
 
-@pytest.mark.parametrize(("shape", "count"), [((3, 4, 4), 0), ((3, 4, 4), -2), ((), 5)])
-def test_noise_needs_a_count_and_a_shape(shape: tuple[int, ...], count: int) -> None:
+@pytest.mark.parametrize("count", [0, -2])
+def test_noise_needs_a_count(count: int) -> None:
     with pytest.raises(ArgumentError, match="were requested; at least one is needed"):
-        NoiseImages(shape, count)
+        NoiseImages((3, 4, 4), count)
 
 
 def test_features_of_noise_take_their_shape_from_a_batch_or_a_loader() -> None:

@@ -58,10 +58,10 @@ def whole_batches(model):
 def test_copies_in_the_range_of_all_images_are_made_from_one_batch_at_a_time(model, monkeypatch, read):
     detector, order, given = layered(model), [], []
 
-    def noted(model, images, labels, **options):
-        order.append(f"make {len(images)}")
-        given.append((labels, options["bounds"]))
-        return fgsm(model, images, labels, **options)
+    def noted(model, inputs, labels, bounds):
+        order.append(f"make {len(inputs)}")
+        given.append((labels, bounds))
+        return fgsm(model, inputs, labels, bounds)
 
     monkeypatch.setattr(tuning, "fgsm", noted)
     model.first.register_forward_hook(lambda *_: order.append("run"))
@@ -81,7 +81,7 @@ def test_labels_are_those_of_the_models_classes(model, monkeypatch):
     names = [f"class {place}" for place in range(CLASSES)]
     model.config = types.SimpleNamespace(id2label=dict(enumerate(reversed(names))))
     detector, given = layered(model), []
-    monkeypatch.setattr(tuning, "fgsm", lambda model, images, labels, **_: given.append(labels) or images * 1.01)
+    monkeypatch.setattr(tuning, "fgsm", lambda _, inputs, labels, __: given.append(labels) or inputs.map(torch.neg))
     loader = Loader(class_names=tuple(names))
     tune([detector], model, loader)
     assert torch.equal(torch.cat(given), CLASSES - 1 - loader.labels)
@@ -173,11 +173,11 @@ def test_an_interrupted_tuning_is_continued(model, tmp_path, monkeypatch):
         tune([layered(model)], model, Cut(), store=tmp_path)
     made = []
 
-    def stopped(*arguments, **options):
+    def stopped(*arguments):
         if len(made) == 2:
             raise KeyboardInterrupt
         made.append(1)
-        return fgsm(*arguments, **options)
+        return fgsm(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "fgsm", stopped)

@@ -1,7 +1,6 @@
 """``extract``: a model and a loader in, ``Features`` out; the network runs once per input."""
 
 import hashlib
-import math
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 from torch import Tensor, nn
 
 from oodles.columns import (
@@ -21,7 +20,6 @@ from oodles.columns import (
     Columns,
     as_stored,
     check_precision,
-    check_same_columns,
     check_some_good,
     rows_not_finite,
 )
@@ -35,7 +33,7 @@ from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
 from oodles.network.outputs import class_names, folder_names, label_map
 from oodles.network.perturbation import run_with_steps
-from oodles.network.storing import into_store, open_store
+from oodles.network.storing import Shard, into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.records.files import Record
 from oodles.steps import Step, distinct_steps
@@ -45,8 +43,6 @@ OnBad = Literal["raise", "mark"]
 """What to do about an input for which the network gives NaN or infinite values."""
 Request = tuple[Sequence[str], Sequence[Step]]
 """The inner layers and the input steps whose results are kept."""
-Advance = Callable[[int], None]
-"""Called after each batch with its number of inputs."""
 
 MORE = "passes"  # the folder beside a store for columns that were requested later
 AMP = (torch.bfloat16, torch.float16)
@@ -66,7 +62,6 @@ def extract(
     classes: Sequence[str] | None = None,
     multilabel: bool | None = None,
     on_bad: OnBad = "raise",
-    batch_size: int | None = None,
     store: str | Path | None = None,
     note: str = "",
     preprocessing: Transform | Mapping[str, Any] | None = None,
@@ -89,9 +84,8 @@ def extract(
     keeps only the logits. With ``optional_head=True``, a model without a linear layer at its end gives a warning and
     features without embeddings (``features.head is None``) instead of an error. The pooled activations of the inner
     modules ``layers`` and the results of the input ``steps`` are kept as well; a detector that needs them lists them in
-    ``.layers`` and ``.steps()``. ``batch_size`` is how many inputs the network sees at a time. The model is left as it
-    was. The loader is read once; ``on_first`` is called with the inputs of its first batch, for example to keep their
-    shapes.
+    ``.layers`` and ``.steps()``. The model is left as it was. The loader is read once; ``on_first`` is called with the
+    inputs of its first batch, for example to keep their shapes.
 
     An input for which the network gives NaN or infinite values is an error that names it. With ``on_bad="mark"`` such
     inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
@@ -127,44 +121,41 @@ def extract(
     network = unwrap(model)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = Run(
-            forward=ForwardPass(network, head, layers, optional_head=optional_head),
+            forward=ForwardPass(network, head, layers, optional_head=optional_head, multilabel=multilabel),
             reader=BatchReader(network, labels, None if labels is False else label_map(network, loader, classes)),
             device=target,
             steps=tuple(steps),
-            batch_size=batch_size,
             amp=amp,
             dtype=dtype,
             on_bad=on_bad,
             names=class_names(network, None if labels is False else loader, classes),
-            declared_multilabel=multilabel,
             on_first=on_first,
+            progress=progress and processes.rank == 0,
         )
-        with _progress_bar(length_hint(loader) // processes.size or None, progress and processes.rank == 0) as advance:
-            if store is None:
-                return _warn_of_bad_rows(_in_memory(run, loader, advance))
-            with processes.raise_together():
-                processes.all_gather(None)  # an extraction that failed may still be leaving the store
-                about = {
-                    "model": model_fingerprint(network),
-                    "head": head,
-                    "optional_head": optional_head,
-                    **_record_in(Path(store), (layers, steps)),
-                    "dtype": str(dtype),
-                    "labels": labels,
-                    "classes": None if classes is None else list(map(str, classes)),
-                    "multilabel": multilabel,
-                    "preprocessing": preprocessing_record(preprocessing, loader),
-                    "amp": None if amp is None else str(amp),
-                }
-                stamp = loader.stamp() if hasattr(loader, "stamp") else None
-                processes.all_gather(None)  # all have read what is there, so it may be changed
-                with open_store(Path(store), about, note, stamp, processes) as sharing:
-                    if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
-                        raise DataError(
-                            f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"'
-                        )
-                    if verify or not sharing.recognised:
-                        into_store(run, loader, sharing, advance, stamp)
+        if store is None:
+            return _warn_of_bad_rows(_in_memory(run, loader))
+        path, request = Path(store), (layers, steps)
+        with processes.raise_together():
+            processes.all_gather(None)  # an extraction that failed may still be leaving the store
+            about = {
+                "model": model_fingerprint(network),
+                "head": head,
+                "optional_head": optional_head,
+                **(_stored(path) if _holds(path, request) else _record(request)),
+                "dtype": str(dtype),
+                "labels": labels,
+                "classes": None if classes is None else list(map(str, classes)),
+                "multilabel": multilabel,
+                "preprocessing": preprocessing_record(preprocessing, loader),
+                "amp": None if amp is None else str(amp),
+            }
+            stamp = loader.stamp() if hasattr(loader, "stamp") else None
+            processes.all_gather(None)  # all have read what is there, so it may be changed
+            with open_store(path, about, note, stamp, processes) as sharing:
+                if on_bad == "raise" and any(entry["bad_rows"] for entry in sharing.shards):
+                    raise DataError(f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"')
+                if verify or not sharing.recognised:
+                    into_store(run, loader, sharing, stamp)
     return _warn_of_bad_rows(Features.load(store))
 
 
@@ -208,16 +199,11 @@ def _stored(store: Path) -> Record:
 
 
 def _holds(store: Path, request: Request) -> bool:
-    """Return whether a store is complete and has all that is requested; it may have more."""
+    """Return whether a store is complete and has all that is requested; it may have more, and is then used as it is."""
     if not is_store(store) or not read_manifest(store)["complete"]:
         return False
     stored = _stored(store)
     return all(each in stored[kind] for kind, parts in _record(request).items() for each in parts)
-
-
-def _record_in(store: Path, request: Request) -> Record:
-    """Describe what is extracted to ``store``: a complete store that has more is described as it is."""
-    return _stored(store) if _holds(store, request) else _record(request)
 
 
 def _beside(store: Path, request: Request) -> Path:
@@ -234,25 +220,29 @@ class Run:
     reader: BatchReader
     device: torch.device
     steps: tuple[Step, ...]
-    batch_size: int | None
     amp: torch.dtype | None
     dtype: torch.dtype
     on_bad: OnBad
     names: tuple[str, ...]
-    declared_multilabel: bool | None
     on_first: Callable[[Inputs], None] | None
+    progress: bool
 
-    def batches(self, loader: Iterable[Any], advance: Advance) -> Generator[tuple[Inputs, Tensor | None]]:
-        """The loader's batches, with labels as numbers of the model's classes."""
-        for number, (inputs, labels) in enumerate(self.reader.read(loader)):
-            if number == 0 and self.on_first is not None:
-                self.on_first(inputs)
-            yield inputs, labels
-            advance(len(inputs))
+    def batches(self, loader: Iterable[Any]) -> Generator[tuple[Inputs, Tensor | None]]:
+        """The loader's batches, with labels as numbers of the model's classes; a terminal shows their progress."""
+        console = Console(stderr=True)
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        hidden = not (self.progress and console.is_terminal)
+        with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+            task = bar.add_task("extract", total=length_hint(loader) or None)
+            for number, (inputs, labels) in enumerate(self.reader.read(loader)):
+                if number == 0 and self.on_first is not None:
+                    self.on_first(inputs)
+                yield inputs, labels
+                bar.advance(task)
 
     def locate(self, inputs: Inputs) -> None:
         """Locate the last layer on the first batch of the loader, in full precision."""
-        self.forward.find_head(self.forward.pieces(inputs.to(self.device), self.batch_size)[0])
+        self.forward.find_head(self.forward.pieces(inputs.to(self.device))[0])
 
     def good_rows(self, inputs: Inputs, labels: Tensor | None, place: str | int) -> tuple[Columns, list[int]]:
         """What is kept of one batch, as it is stored, and which of its inputs are left out.
@@ -277,7 +267,7 @@ class Run:
     def _columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
         """The columns of one batch of the loader, on the CPU."""
         pieces = []
-        for part in self.forward.pieces(inputs.to(self.device), self.batch_size):
+        for part in self.forward.pieces(inputs.to(self.device)):
             self.forward.find_head(part)
             with nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp):
                 pieces.append(run_with_steps(self.forward, part, self.steps).columns)
@@ -289,7 +279,7 @@ class Run:
                     f"{columns['logits'].shape[1]} classes; pass labels= with the key or position of the labels in a "
                     "batch, or labels=False"
                 )
-            if not self.multilabel:
+            if not self.forward.multilabel:
                 raise DataError(
                     f"the loader gave labels {tuple(labels.shape)} of zeros and ones; pass multilabel=True if an input "
                     "may have several classes, else give class indices (labels.argmax(dim=1))"
@@ -297,11 +287,6 @@ class Run:
         elif labels is not None:
             columns["labels"] = labels.cpu()
         return columns
-
-    @property
-    def multilabel(self) -> bool:
-        """Whether an input may have several classes; known after the first batch."""
-        return self.forward.multilabel if self.declared_multilabel is None else self.declared_multilabel
 
     def head(self) -> Head | None:
         """The last layer, once it has been found."""
@@ -324,44 +309,25 @@ class Run:
         return ()
 
 
-@contextmanager
-def _progress_bar(total: int | None, wanted: bool) -> Iterator[Advance]:
-    """Show a progress bar over ``total`` batches, if the output is a terminal."""
-    console = Console(stderr=True)
-    counts = TextColumn("{task.fields[inputs]:,} inputs {task.fields[rate]:,.0f} inputs/s")
-    columns = (TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn(), TimeRemainingColumn())
-    hidden = not (wanted and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        bar.add_task("extract", total=total, inputs=0, rate=0.0)
-        (task,) = bar.tasks
-
-        def advance(inputs: int) -> None:
-            done = task.fields["inputs"] + inputs
-            bar.update(task.id, advance=1, inputs=done, rate=done / (task.elapsed or math.inf))
-
-        yield advance
-
-
-def _in_memory(run: Run, loader: Iterable[Any], advance: Advance) -> Features:
-    kept: list[Columns] = []
-    bad: list[int] = []
+def _in_memory(run: Run, loader: Iterable[Any]) -> Features:
+    whole = Shard(0)
     names: tuple[str, ...] = ()
-    seen = 0
-    with closing(run.batches(loader, advance)) as batches:
-        for inputs, labels in batches:
-            columns, left_out = run.good_rows(inputs, labels, seen)
-            kept.append(columns)
-            bad += [seen + row for row in left_out]
-            seen += len(inputs)
-            check_same_columns(kept[0], kept[-1])
-            if len(kept) == 1:
-                names = run.class_names(kept[0]["logits"].shape[1], loader)
-    if not kept:
+    with closing(run.batches(loader)) as batches:
+        for number, (inputs, labels) in enumerate(batches):
+            whole.add(len(inputs), *run.good_rows(inputs, labels, whole.rows))
+            if number == 0:
+                names = run.class_names(whole.columns[0]["logits"].shape[1], loader)
+    if not whole.rows:
         raise DataError(NO_BATCH)
-    check_some_good(seen, bad)
-    columns = {name: torch.cat([part.pop(name) for part in kept]) for name in list(kept[0])}
+    check_some_good(whole.rows, whole.bad)
+    columns = whole.joined()
     layers = {name.removeprefix(LAYER): columns.pop(name) for name in list(columns) if name.startswith(LAYER)}
-    about: dict[str, Any] = {"class_names": names, "multilabel": run.multilabel, "bad_rows": bad, **columns}
+    about: dict[str, Any] = {
+        "class_names": names,
+        "multilabel": run.forward.multilabel,
+        "bad_rows": whole.bad,
+        **columns,
+    }
     return Features(layers=layers, head=run.head(), **about)
 
 

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from oodles.data.inputs import Inputs
 from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
-from oodles.network.head import is_head_for, locate_head
+from oodles.network.head import locate_head
 from oodles.network.outputs import is_multilabel, logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
@@ -31,23 +30,6 @@ def two_class_head(head: Head) -> Head:
     return Head(F.pad(head.weight, (0, 0, 1, 0)), F.pad(head.full_bias(), (1, 0)))
 
 
-_found: WeakKeyDictionary[nn.Module, tuple[Any, LocatedHead]] = WeakKeyDictionary()
-
-
-def _find(network: nn.Module, inputs: Inputs, name: str | None) -> LocatedHead:
-    """The last layer; the search is not repeated for a network whose weights are the same and in the same place."""
-    try:
-        tensors = (*network.parameters(), *network.buffers())
-        state = name, [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-    except RuntimeError:  # tensors made in inference mode do not count their changes
-        return locate_head(network, inputs, name)
-    known, located = _found.get(network, (None, None))
-    if located is None or known != state or not is_head_for(network, located, inputs):
-        located = locate_head(network, inputs, name)
-        _found[network] = state, located
-    return located
-
-
 class Pass(NamedTuple):
     """The result of a pass: the logits exactly as the model returned them, and the columns."""
 
@@ -59,11 +41,18 @@ class ForwardPass:
     """A network in eval mode, its last layer, which is located on the first batch, and the inner layers to keep.
 
     With ``optional_head``, a network without a linear head gives a warning and only logits, where it would otherwise
-    raise :class:`oodles.errors.HeadError`.
+    raise :class:`oodles.errors.HeadError`. ``multilabel`` says whether an input may have several classes; by default
+    the model shows it.
     """
 
     def __init__(
-        self, network: nn.Module, head: HeadName = None, layers: Sequence[str] = (), *, optional_head: bool = False
+        self,
+        network: nn.Module,
+        head: HeadName = None,
+        layers: Sequence[str] = (),
+        *,
+        optional_head: bool = False,
+        multilabel: bool | None = None,
     ) -> None:
         modules = dict(network.named_modules())
         for name in layers:
@@ -75,8 +64,8 @@ class ForwardPass:
         self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
         self._tap: Tap | None = None
-        self._single_logit = False
-        self._seen_output = False
+        self._declared_multilabel = multilabel
+        self._outputs = 0  # how many numbers the network returns for an input, once that is known
 
     def pieces(self, inputs: Inputs, batch_size: int | None = None) -> list[Inputs]:
         """The inputs in batches of the size and memory layout that are fastest for the network."""
@@ -96,7 +85,7 @@ class ForwardPass:
         # outside inference mode, because the head's weights take part in backward passes
         with torch.inference_mode(False), torch.no_grad():
             try:
-                return _find(self.network, inputs, self.head or None)
+                return locate_head(self.network, inputs, self.head or None)
             except HeadError as error:
                 if not self.optional_head:
                     raise
@@ -109,9 +98,11 @@ class ForwardPass:
 
     @property
     def multilabel(self) -> bool:
-        """Whether an input may have several classes, as far as the model shows it."""
+        """Whether an input may have several classes: as given, else as the model shows, known after the first batch."""
+        if self._declared_multilabel is not None:
+            return self._declared_multilabel
         shown = is_multilabel(self.network) or (self.located is not None and self.located.multilabel)
-        return shown and not self._single_logit
+        return shown and self._outputs != 1
 
     def feature_head(self) -> Head | None:
         """The head that gives the column ``logits`` from the column ``embedding``; None if only logits are kept."""
@@ -132,11 +123,8 @@ class ForwardPass:
             raise HeadError(f"{type(self.network).__name__} gave {len(seen.output)} rows for {len(inputs)} inputs")
         if self.located is not None:
             self.located.check(seen.columns["embedding"], seen.output)
-        elif not self._seen_output:
-            self._seen_output = True
-            _warn_of_probabilities(self.network, seen.output)
-        if seen.output.shape[1] == 1:
-            self._check_single_logit(seen.output)
+        if not self._outputs:
+            self._examine(seen.output)
         return seen
 
     def trace(self, call: Callable[[nn.Module], Any]) -> Pass:
@@ -158,29 +146,22 @@ class ForwardPass:
             columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in kept.items()})
 
-    def _check_single_logit(self, logits: Tensor) -> None:
-        """A single logit is taken as two classes; a number that may be a probability is refused."""
-        if self._single_logit:
-            return
-        if self.located is None and bool(((logits >= 0) & (logits <= 1)).all()):
+    def _examine(self, output: Tensor) -> None:
+        """Report a first output that may be probabilities, and a single logit, which is taken as two classes."""
+        name, outputs = type(self.network).__name__, output.shape[1]
+        probable = self.located is None and bool(((output >= 0) & (output <= 1)).all())
+        if probable and outputs == 1:
             raise HeadError(
-                f"{type(self.network).__name__} returns one number from 0 to 1 per input, which may be a probability "
-                "or a logit; return the logit"
+                f"{name} returns one number from 0 to 1 per input, which may be a probability; return the logit"
             )
-        self._single_logit = True
-        warnings.warn(
-            f"{type(self.network).__name__} has a single logit z, treated as two classes with logits 0 and z",
-            stacklevel=2,
-        )
-
-
-def _warn_of_probabilities(network: nn.Module, output: Tensor) -> None:
-    """Of logits, only those of a softmax are all positive and add up to 1 in every row."""
-    if output.shape[1] > 1 and bool((output >= 0).all()) and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all()):
-        warnings.warn(
-            f"{type(network).__name__} returns probabilities, used as if they were logits; return the logits instead",
-            stacklevel=3,
-        )
+        if outputs == 1:
+            warnings.warn(f"{name} has a single logit z, treated as two classes with logits 0 and z", stacklevel=3)
+        elif probable and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all()):
+            # of logits, only those of a softmax are all positive and add up to 1 in every row
+            warnings.warn(
+                f"{name} returns probabilities, used as if they were logits; return the logits instead", stacklevel=3
+            )
+        self._outputs = outputs
 
 
 def _channels_last(value: Any) -> Any:

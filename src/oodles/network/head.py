@@ -23,12 +23,9 @@ from oodles.network.candidates import (
     STRICT,
     TOLERANCE,
     LocatedHead,
-    as_rows,
     candidates,
-    floating_copy,
     is_curved,
     relative_gap,
-    tap_point,
 )
 from oodles.network.linear_operations import CONVOLUTIONS
 from oodles.network.outputs import logits_of, output_items
@@ -57,8 +54,8 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
         )
     _check_rows(network, probe, outputs)
     calls = [call for call in recorder.calls if name in (None, call.module)]
-    found = {item: _first_verified(network, calls, item, output, probe, check) for item, output in outputs.items()}
-    heads = [head for head in found.values() if head is not None]
+    found = [_first_verified(network, calls, item, output, (probe, check)) for item, output in outputs.items()]
+    heads = [head for head in found if head is not None]
     plain = {head.name for head in heads if head.finish is None}
     # of the logits and the probabilities of one layer, the logits
     heads = [head for head in heads if head.finish is None or head.name not in plain]
@@ -81,16 +78,6 @@ def locate_head(model: nn.Module, inputs: Inputs, name: str | None = None) -> Lo
     return located
 
 
-def is_head_for(network: nn.Module, located: LocatedHead, inputs: Inputs) -> bool:
-    """Return whether a head that was found before is the head for these inputs too, as far as two of them show it.
-
-    One whose search looked at more than the operation itself is searched for anew.
-    """
-    if located.kind in FOLDED or located.finish is not None:
-        return False
-    return _reproduces_shifted(network, located, inputs.take(range(min(2, len(inputs)))))
-
-
 def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -> None:
     """Raise if the logits of an input depend on the other inputs in its batch: no score of it would mean anything."""
     part = output_items(record(network, probe.take([2, 0]))[0])
@@ -104,26 +91,20 @@ def _check_rows(network: nn.Module, probe: Inputs, outputs: dict[int, Tensor]) -
 
 
 def _first_verified(
-    network: nn.Module, calls: Sequence[LinearCall], item: int, output: Tensor, probe: Inputs, check: Inputs
+    network: nn.Module, calls: Sequence[LinearCall], item: int, output: Tensor, batches: Sequence[Inputs]
 ) -> LocatedHead | None:
-    """Return the first candidate for one item of the output that holds on both batches."""
-    for candidate in candidates(calls, output):
-        located = replace(candidate, item=item)
-        if _reproduces_shifted(network, located, probe, output) and _reproduces_shifted(network, located, check):
-            return replace(located, kind="cosine") if _is_cosine(located, calls) else located
-    return None
+    """Return the first candidate for one item of the output that holds on all batches."""
+    located = (replace(candidate, item=item) for candidate in candidates(calls, output))
+    return next((head for head in located if all(_reproduces_shifted(network, head, each) for each in batches)), None)
 
 
 # Verification -------------------------------------------------------------------------------------
 
 
-def _reproduces_shifted(
-    network: nn.Module, candidate: LocatedHead, inputs: Inputs, output: Tensor | None = None
-) -> bool:
+def _reproduces_shifted(network: nn.Module, candidate: LocatedHead, inputs: Inputs) -> bool:
     """Whether the candidate reproduces the outputs, and still does when its input is shifted."""
     raw, head_inputs, _ = Tap(network, candidate.points)(inputs)
-    if output is None:
-        output = logits_of(raw, candidate.item)
+    output = logits_of(raw, candidate.item)
     embedding = candidate.embedding(head_inputs, output)
     if not _reproduces(candidate, embedding, output):
         return False
@@ -167,18 +148,7 @@ def _same_others(raw: object, moved: object, item: int | None) -> bool:
     )
 
 
-# Names, kinds and refusals ------------------------------------------------------------------------
-
-
-def _is_cosine(located: LocatedHead, calls: Sequence[LinearCall]) -> bool:
-    """Whether embeddings and class weights all have the same norm; either side may be scaled."""
-    call = next(call for call in calls if tap_point(call) == located.points[0])
-    layer_input = as_rows(floating_copy(call.input), call.weight.shape[1])
-    norms = [
-        torch.linalg.vector_norm(F.normalize(layer_input) if located.normalised else layer_input, dim=1),
-        torch.linalg.vector_norm(located.head.weight, dim=1),
-    ]
-    return all(relative_gap(norm / norm.mean(), torch.ones_like(norm)) < 1e-3 for norm in norms)
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def _refuse_kind(network: nn.Module) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from oodles.columns import Columns
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import ArgumentError, HeadError
-from oodles.network.forward import CPU_ROWS, ForwardPass, HeadName, Pass
+from oodles.network.forward import CPU_ROWS, ForwardPass, Pass
 from oodles.network.taps import eval_mode, unwrap
 from oodles.steps import Objective, Step
 
@@ -31,59 +31,27 @@ def run_with_steps(forward: ForwardPass, inputs: Inputs, steps: Sequence[Step]) 
     return Pass(first.output.detach(), columns)
 
 
-def perturb(
-    model: nn.Module,
-    images: Tensor,
-    objective: Objective,
-    epsilon: float,
-    *,
-    std: Sequence[float] = (),
-    head: HeadName = None,
-    layers: Sequence[str] = (),
-    batch_size: int | None = None,
-    inputs: Inputs | None = None,
-) -> Tensor:
-    """``images`` moved by ``-epsilon * sign(gradient of objective)``, in eval mode, batch by batch.
+def fgsm(model: nn.Module, inputs: Inputs, labels: Tensor, bounds: tuple[Tensor, Tensor]) -> Inputs:
+    """Return adversarial inputs, moved along the sign of the gradient of the loss (Goodfellow et al., ICLR 2015).
 
-    ``objective`` receives ``embedding``, ``logits`` and ``layer.<name>`` for each of ``layers``, and returns one
-    number per image. With ``std`` the step is divided by it per channel. ``inputs`` is the whole call of the
-    model, if it takes more than the images. The model's parameters, their ``.grad``, its training flags and hooks are
-    left as they were.
+    They are clamped to ``bounds``, see :func:`channel_bounds`. The model's parameters, their ``.grad``, its training
+    flags and hooks are left as they were.
     """
-    step = Step("", objective, epsilon, std=tuple(std))
-    with eval_mode(model) as device:
-        forward = ForwardPass(unwrap(model), head, layers)
-        moved = []
-        for part in forward.pieces((inputs or Inputs((images,))).to(device), batch_size):
-            piece = movable(part, "an input step")
-            moved.append(step.move(piece, _gradients(forward, part, piece, [objective])[1][objective]))
-    return torch.empty_like(images).copy_(torch.cat(moved))  # in the memory layout and on the device of the images
-
-
-def fgsm(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    size: float = FGSM_SIZE,
-    bounds: tuple[Tensor, Tensor] | None = None,
-    inputs: Inputs | None = None,
-) -> Tensor:
-    """Adversarial images: a step of ``size`` along the sign of the loss gradient (Goodfellow et al., ICLR 2015).
-
-    They are clamped to ``bounds``, by default the smallest and largest value of each channel among ``images``.
-    """
-    low, high = channel_bounds(images) if bounds is None else bounds
+    images = movable(inputs, "an adversarial copy")
     adversarial = []
-    calls = (inputs or Inputs((images,))).split(CPU_ROWS)
-    for call, classes in zip(calls, torch.split(labels, CPU_ROWS), strict=True):
+    with eval_mode(model) as device:
+        forward = ForwardPass(unwrap(model), head=False)
+        pieces = forward.pieces(inputs.to(device), CPU_ROWS)
+        for piece, classes in zip(pieces, labels.to(device).split(CPU_ROWS), strict=True):
 
-        def loss(columns: Columns, classes: Tensor = classes) -> Tensor:
-            return F.cross_entropy(columns["logits"], classes.to(columns["logits"].device), reduction="none")
+            def loss(columns: Columns, classes: Tensor = classes) -> Tensor:
+                return F.cross_entropy(columns["logits"], classes, reduction="none")
 
-        moved = perturb(model, movable(call, "an adversarial copy"), loss, -size, head=False, inputs=call)
-        adversarial.append(torch.maximum(torch.minimum(moved, high), low))
-    return torch.cat(adversarial)
+            part = movable(piece, "an adversarial copy")
+            _, gradients = _gradients(forward, piece, part, [loss])
+            adversarial.append(Step("", loss, -FGSM_SIZE).move(part, gradients[loss]))
+        moved = torch.empty_like(images).copy_(torch.cat(adversarial))  # in their memory layout and on their device
+        return inputs.replace(images, torch.clamp(moved, *bounds))
 
 
 def channel_bounds(images: Tensor) -> tuple[Tensor, Tensor]:

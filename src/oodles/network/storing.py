@@ -17,7 +17,6 @@ import torch
 
 from oodles.columns import Columns, check_columns, check_same_columns, check_some_good, fingerprint
 from oodles.data.batches import NO_BATCH, check_gives_batches, only
-from oodles.data.inputs import Inputs
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.features import SHARD_ELEMENTS
@@ -26,7 +25,7 @@ from oodles.store import Part, Writer, open_writer
 from oodles.store.manifest import FAILED, check_same, plain
 
 if TYPE_CHECKING:
-    from oodles.network.extraction import Advance, Run
+    from oodles.network.extraction import Run
 
 SHARD_SECONDS = 30.0  # a shard is written at least this often, so that an interrupted run loses little
 ALL_INPUTS = (
@@ -97,68 +96,79 @@ def _marking_failure(path: Path, processes: Processes) -> Iterator[None]:
         raise
 
 
-def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, advance: "Advance", stamp: str | None) -> None:
+def into_store(run: "Run", loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
     """Go through the loader once: batches already stored are compared by content, the others computed and appended."""
     writer, plan = sharing.writer, _Plan.of(loader, sharing)
     stored = list(plan.stored)
-    first: Inputs | None = None
-    located = noted = False
+    compared = hashlib.sha256()  # of the inputs of the first stored shard, as far as they were read
+    shard: Shard | None = None
+    noted = False
     seen = 0
     number = -1
-    shard = _Shard(0)
-    with closing(run.batches(plan.batches, advance)) as batches:
+    with closing(run.batches(plan.batches)) as batches:
         for (inputs, labels), number in zip(batches, plan.numbers, strict=False):
             sharing.check_others()
             digest = fingerprint(inputs.tensors() | ({} if labels is None else {"labels": labels}))
-            if first is None:
-                first = inputs
-                if plan.missing:
-                    located = bool(plan.share)
-                    _check_alike(run, inputs if plan.share else None, digest, sharing.processes)
+            if plan.computes and number == 0:
+                run.locate(inputs)
+                _check_alike(run, digest, sharing.processes)
             if number in plan.others:
                 continue
-            begins = bool(stored) and stored[0]["batches"][0] == number
-            if shard.columns and (number != shard.stop or begins):
-                shard.close(run, writer)
-            if not shard.rows or shard.closed:
-                shard = _Shard(number, stored.pop(0) if begins else None)
-            shard.add(digest, len(inputs))
             seen += len(inputs)
-            if shard.entry is not None:
-                shard.compare(sharing.path)
+            entry = stored[0] if stored and number in range(*stored[0]["batches"]) else None
+            if shard is not None and (entry is not None or number != shard.stop):
+                shard.write(run, writer)
+                shard = None
+            if entry is not None:
+                compared.update(digest.encode())
+                if number == entry["batches"][1] - 1:
+                    if compared.hexdigest() != entry["inputs"]:
+                        raise _other_data(sharing.path, entry["file"])
+                    del stored[0]
+                    compared = hashlib.sha256()
                 continue
             if sharing.complete:
                 raise _other_data(sharing.path, "the end")
-            if not located:
-                run.locate(first)
-                located = True
             place = seen - len(inputs) if sharing.processes.size == 1 else f"batch {number}"
-            shard.keep(*run.good_rows(inputs, labels, place), len(inputs))
+            shard = shard or Shard(number)
+            shard.add(len(inputs), *run.good_rows(inputs, labels, place))
+            shard.digest.update(digest.encode())
             if isinstance(writer, Writer) and not noted:
                 names = run.class_names(shard.columns[0]["logits"].shape[1], loader)
-                writer.manifest.update(class_names=list(names), multilabel=run.multilabel)
+                writer.manifest.update(class_names=list(names), multilabel=run.forward.multilabel)
                 noted = True
             if shard.is_full():
-                shard.close(run, writer)
-    unread = ([shard.entry] if shard.entry is not None and not shard.closed else []) + stored
-    if unread:
-        raise _other_data(sharing.path, unread[0]["file"])
+                shard.write(run, writer)
+                shard = None
+    if stored:
+        raise _other_data(sharing.path, stored[0]["file"])
     if plan.last is not None and number != plan.last:
         raise DataError(f"the loader gave no batch {plan.last}, but its length is {plan.total}; give all batches")
-    if shard.columns:
-        shard.close(run, writer)
+    if shard is not None:
+        shard.write(run, writer)
     _complete(loader, sharing, stamp)
 
 
 def _complete(loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> None:
-    """Wait for the other processes, then mark the store complete."""
+    """Wait until all processes have written their shards, then mark the store complete."""
     writer = sharing.writer
     ends = sharing.processes.all_gather(([entry["file"] for entry in writer.shards], getattr(loader, "skipped", [])))
     skipped = list(dict.fromkeys(each for _, part in ends for each in part))  # all read the first batch
     if hasattr(loader, "skipped"):
         loader.skipped = skipped  # by any process
     if isinstance(writer, Writer):
-        _finish(writer, [file for files, _ in ends for file in files])
+        writer.take_parts()
+        if not writer.shards:
+            raise DataError(NO_BATCH)
+        lost = sorted({file for files, _ in ends for file in files} - {entry["file"] for entry in writer.shards})
+        if lost:
+            raise FileError(
+                f"{writer.path} has no {lost[0]}, which another process wrote; use a disk that all of them share"
+            )
+        bad = [row for entry in writer.shards for row in entry["bad_rows"]]
+        check_some_good(sum(entry["rows"] for entry in writer.shards) + len(bad), bad)
+        if not writer.complete:
+            writer.finish()
         writer.stamp("" if skipped or stamp is None else stamp)
     sharing.processes.all_gather(None)
 
@@ -167,35 +177,33 @@ def _complete(loader: Iterable[Any], sharing: Sharing, stamp: str | None) -> Non
 class _Plan:
     """What one process reads: the batches to compare with ``stored`` shards, and the missing ones that it computes.
 
-    ``others`` are numbers of batches that are read but belong to another process: the first batch, on which every
-    process locates the last layer. A process on its own reads the loader as it comes, whatever its length.
+    If any process ``computes`` batches, all of them read the first one too, to locate the last layer; ``others`` is its
+    number if it belongs to another process. A process on its own reads the loader as it comes, whatever its length.
     """
 
     batches: Iterable[Any]
     numbers: Iterable[int]
     stored: Sequence[Record]
-    missing: Sequence[int] = ()
-    share: Sequence[int] = ()
+    computes: bool
     others: frozenset[int] = frozenset()
     total: int | None = None
     last: int | None = None
 
     @classmethod
     def of(cls, loader: Iterable[Any], sharing: Sharing) -> "_Plan":
-        processes = sharing.processes
+        processes, every = sharing.processes, sharing.shards
         if processes.size == 1:
-            return cls(loader, itertools.count(), sharing.shards)
+            return cls(loader, itertools.count(), every, not sharing.complete)
         total = _agreed_length(loader, processes)
-        every = sharing.shards
         missing = sorted(set(range(total)) - _numbers(every))
         if every and every[-1]["batches"][1] > total:
             raise _other_data(sharing.path, every[-1]["file"])
-        stored, share = processes.share(every), processes.share(missing)
-        mine = _numbers(stored) | set(share)
+        stored = processes.share(every)
+        mine = _numbers(stored) | set(processes.share(missing))
         numbers = sorted(mine | {0} if missing else mine)
         last = numbers[-1] if numbers else None
         others = frozenset(numbers) - mine
-        return cls(only(loader, numbers, total), numbers, stored, missing, share, others, total, last)
+        return cls(only(loader, numbers, total), numbers, stored, bool(missing), others, total, last)
 
 
 def _agreed_length(loader: Iterable[Any], processes: Processes) -> int:
@@ -218,81 +226,53 @@ def _numbers(shards: Sequence[Record]) -> set[int]:
     return {number for entry in shards for number in range(*entry["batches"])}
 
 
-def _check_alike(run: "Run", inputs: Inputs | None, digest: str, processes: Processes) -> None:
-    """Raise unless all processes have the same first batch, and those with work to do find the same last layer."""
-    if inputs is not None:
-        run.locate(inputs)
+def _check_alike(run: "Run", digest: str, processes: Processes) -> None:
+    """Raise unless all processes have the same first batch, and have found the same last layer on it."""
     head = run.head()
-    found = "" if inputs is None else "none" if head is None else fingerprint(head.tensors())
+    found = None if head is None else fingerprint(head.tensors())
     digests, heads = zip(*processes.all_gather((digest, found)), strict=True)
     if len(set(digests)) > 1:
         raise DataError(f"the loaders of the processes begin with different batches; {ALL_INPUTS}")
-    if len({each for each in heads if each}) > 1:
+    if len(set(heads)) > 1:
         raise DataError("the processes find different last layers on the same batch; use the same hardware for all")
 
 
-class _Shard:
-    """Consecutive batches that become a shard, or are compared with the stored shard ``entry``."""
+class Shard:
+    """What is kept of consecutive batches, and the digest of their inputs."""
 
-    def __init__(self, first: int, entry: Record | None = None) -> None:
+    def __init__(self, first: int) -> None:
         self.first = self.stop = first
-        self.entry = entry
-        self.rows, self.closed = 0, False
+        self.rows = 0
         self.columns: list[Columns] = []
         self.bad: list[int] = []
         self.digest = hashlib.sha256()
         self.begun = time.monotonic()
 
-    def add(self, digest: str, rows: int) -> None:
-        self.digest.update(digest.encode())
-        self.rows += rows
-        self.stop += 1
-
-    def keep(self, columns: Columns, bad: Sequence[int], rows: int) -> None:
-        """Keep the columns of the batch that was added last, which has this many inputs."""
-        self.bad += [self.rows - rows + row for row in bad]
+    def add(self, rows: int, columns: Columns, bad: Sequence[int]) -> None:
+        """Keep the columns of a batch of this many inputs, of which the ``bad`` ones have no row."""
+        self.bad += [self.rows + row for row in bad]
         self.columns.append(columns)
         check_same_columns(self.columns[0], columns)
-
-    def compare(self, path: Path) -> None:
-        """Raise if the inputs are not those of the stored shard; it is closed once they are complete."""
-        entry = self.entry or {}
-        inputs = entry["rows"] + len(entry["bad_rows"])
-        if self.rows > inputs or (self.rows == inputs and self.digest.hexdigest() != entry["inputs"]):
-            raise _other_data(path, entry["file"])
-        self.closed = self.rows == inputs
+        self.rows += rows
+        self.stop += 1
 
     def is_full(self) -> bool:
         """Whether the shard is to be written now: it is large, or was begun a while ago."""
         per_row = sum(column.shape[1:].numel() for column in self.columns[0].values())
         return self.rows * per_row >= SHARD_ELEMENTS or time.monotonic() - self.begun >= SHARD_SECONDS
 
-    def close(self, run: "Run", writer: Part) -> None:
-        """Write the shard."""
-        columns = {name: torch.cat([part[name] for part in self.columns]) for name in self.columns[0]}
-        head = run.head()
+    def joined(self) -> Columns:
+        """Return the columns of all batches, and let go of theirs."""
+        return {name: torch.cat([part.pop(name) for part in self.columns]) for name in list(self.columns[0])}
+
+    def write(self, run: "Run", writer: Part) -> None:
+        """Append the shard to the store."""
+        columns, head = self.joined(), run.head()
         if self.rows > len(self.bad):
             check_columns(columns, None if head is None else head.shape)
         if isinstance(writer, Writer) and head is not None:
             writer.write_head(head)
         writer.append(columns, self.digest.hexdigest(), (self.first, self.stop), self.bad)
-        self.closed, self.columns = True, []
-
-
-def _finish(writer: Writer, files: Iterable[str]) -> None:
-    """Mark the store complete once all processes have written their shards, which are in ``files``."""
-    writer.take_parts()
-    if not writer.shards:
-        raise DataError(NO_BATCH)
-    lost = sorted({*files} - {entry["file"] for entry in writer.shards})
-    if lost:
-        raise FileError(
-            f"{writer.path} has no {lost[0]}, which another process wrote; use a disk that all of them share"
-        )
-    inputs = sum(entry["rows"] + len(entry["bad_rows"]) for entry in writer.shards)
-    check_some_good(inputs, [row for entry in writer.shards for row in entry["bad_rows"]])
-    if not writer.complete:
-        writer.finish()
 
 
 def _other_data(path: Path, where: str) -> FileError:

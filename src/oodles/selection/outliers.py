@@ -88,18 +88,18 @@ def synthetic_outliers(images: Tensor, kind: str, *, labels: Tensor | None = Non
 class NoiseImages:
     """Batches of images whose every pixel is N(0, 1) after normalisation; the same in every iteration."""
 
-    def __init__(self, shape: Sequence[int], count: int, *, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
-        if count < 1 or len(shape) < 1:
-            raise ArgumentError(f"{count} noise images of shape {tuple(shape)} were requested; at least one is needed")
-        self.shape, self.count, self.seed, self.batch_size = tuple(shape), count, seed, batch_size
+    def __init__(self, shape: Sequence[int], count: int, *, seed: int = 0) -> None:
+        if count < 1:
+            raise ArgumentError(f"{count} noise images were requested; at least one is needed")
+        self.shape, self.count, self.seed = shape, count, seed
 
     def __len__(self) -> int:
-        return -(-self.count // self.batch_size)
+        return -(-self.count // BATCH_SIZE)
 
     def __iter__(self) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
-        for start in range(0, self.count, self.batch_size):
-            yield torch.randn(min(self.batch_size, self.count - start), *self.shape, generator=generator)
+        for start in range(0, self.count, BATCH_SIZE):
+            yield torch.randn(min(BATCH_SIZE, self.count - start), *self.shape, generator=generator)
 
 
 def noise_features(model: nn.Module, images: Any, *, count: int = 1000, seed: int = 0, **options: Any) -> Features:
@@ -110,8 +110,7 @@ def noise_features(model: nn.Module, images: Any, *, count: int = 1000, seed: in
     Features(rows=50, width=8, classes=3, labels=no)
     """
     first, _ = first_images(BatchReader(unwrap(model)), [images] if isinstance(images, Tensor) else images, 1)
-    shape = first.shape[1:]
-    return extract(model, NoiseImages(shape, count, seed=seed), labels=False, **options)
+    return extract(model, NoiseImages(first.shape[1:], count, seed=seed), labels=False, **options)
 
 
 def outlier_features(

@@ -58,13 +58,14 @@ def tune(
     against = [detector for detector in untuned if detector.learns_against]
     # a store has the labels that there are, so that it serves any detector; else they are read if they are needed
     labelled = labels is not False and (bool(against) or store is not None)
-    moved_for = f"tuning {untuned[0].spec}" if against or any(steps for _, steps in wanted.values()) else ""
     reader = BatchReader(unwrap(model), labels if labelled else False)
-    images = _HeldOut(reader, loader, max_images, bool(against), moved_for)
+    images = _HeldOut(reader, loader, max_images, bool(against))
     options["progress"] = False
     home = None if store is None else store / "held_out"
     plain, *held_out = extract_each(model, images, [((), ()), *wanted.values()], store=home, labels=labelled, **options)
     adversarial: dict[NetworkDetector, Features] = {}
+    if against and not plain.holds("labels"):
+        raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
     if against:
         home = None if store is None else store / "adversarial"
         loader = _Adversarial(model, images, plain)
@@ -79,28 +80,18 @@ def tune(
 
 
 class _HeldOut:
-    """The first images of a loader, as a loader; with ``keep`` they stay in memory, since a loader may not repeat them.
+    """The first images of a loader, as a loader; with ``keep`` they stay in memory, as a loader may not repeat them."""
 
-    ``moved_for`` says what a gradient step moves them for, if anything does.
-    """
-
-    def __init__(self, reader: BatchReader, loader: Iterable[Any], count: int, keep: bool, moved_for: str) -> None:
-        self._reader, self._loader, self._count, self._keep, self._moved_for = reader, loader, count, keep, moved_for
+    def __init__(self, reader: BatchReader, loader: Iterable[Any], count: int, keep: bool) -> None:
+        self._reader, self._loader, self._count, self._keep = reader, loader, count, keep
         self._kept: list[tuple[Inputs, Tensor | None]] = []
         self.class_names = folder_names(loader)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor | None]]:
-        if not self._kept and self._keep:
-            self._kept = list(self._read())
-        return iter(self._kept or self._read())
-
-    def _read(self) -> Iterator[tuple[Inputs, Tensor | None]]:
-        for inputs, labels in first_batches(self._reader, self._loader, self._count):
-            if self._moved_for:
-                movable(inputs, self._moved_for)
-            if self._keep and (labels is None or labels.ndim != 1):
-                raise DataError("adversarial copies are made from labelled images, and the loader gives no labels")
-            yield inputs, labels
+        if not self._keep:
+            return first_batches(self._reader, self._loader, self._count)
+        self._kept = self._kept or list(first_batches(self._reader, self._loader, self._count))
+        return iter(self._kept)
 
     def __len__(self) -> int:
         loader: Any = self._loader
@@ -127,12 +118,12 @@ class _Adversarial:
 
     def __iter__(self) -> Iterator[Inputs]:
         batches = [inputs for inputs, _ in self._images]
-        parts = [movable(inputs, "an adversarial copy") for inputs in batches]
-        lows, highs = zip(*map(channel_bounds, parts), strict=True)
+        images = [movable(inputs, "an adversarial copy") for inputs in batches]
+        lows, highs = zip(*map(channel_bounds, images), strict=True)
         bounds = torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
         labels = torch.split(self._features.column("labels"), [len(inputs) for inputs in batches])
-        for inputs, part, classes in zip(batches, parts, labels, strict=True):
-            yield inputs.replace(part, fgsm(self._model, part, classes, bounds=bounds, inputs=inputs))
+        for inputs, classes in zip(batches, labels, strict=True):
+            yield fgsm(self._model, inputs, classes, bounds)
 
     def stamp(self) -> str:
         """Identifies the images by the network's response to them, and how they are moved."""
