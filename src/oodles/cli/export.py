@@ -19,9 +19,7 @@ def export(
             help="A folder made by oodles fit. Without it: that of a small CIFAR-10 network that comes with oodles."
         ),
     ] = None,
-    out: Annotated[
-        Path, Option("--out", help="Folder to write, or a file that ends in .zip.", show_default=False)
-    ] = ...,  # type: ignore[assignment]  # required
+    out: Annotated[Path, Option("--out", help="File to write, which ends in .zip.", show_default=False)] = ...,  # type: ignore[assignment]  # required
     model: common.GuardedModelOption = None,
     checkpoint: common.CheckpointOption = None,
     images: Annotated[

@@ -1,8 +1,8 @@
 """``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
+from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, pack_artefact, parse_artefact
 from oodles.deploy.explaining import CONTRIBUTIONS
 from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, relative_gap, start_session
 from oodles.deploy.inputs import uncropped
@@ -27,7 +27,7 @@ from oodles.explanation.findings import Explanation
 from oodles.extras import needed_by
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
-from oodles.records.files import Record
+from oodles.records.files import Record, write_bytes
 from oodles.records.tensors import serialise
 
 ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
@@ -49,10 +49,8 @@ class Exportable(NamedTuple):
     fingerprint: str
 
 
-def export_guard(
-    guard: Exportable, path: Path, inputs: Inputs, origin: str, *, metrics: Mapping[str, float], overwrite: bool
-) -> ExportedGuard:
-    """Write the guard to ``path``, a folder or a .zip; returns what was written, as it is opened.
+def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, overwrite: bool) -> ExportedGuard:
+    """Write the guard to ``path``, a .zip; returns what was written, as it is opened.
 
     ``inputs`` are up to 64 rows for which torch and onnxruntime are compared, ``origin`` says what they are. A
     difference beyond the tolerance, or one other decision, and nothing is written.
@@ -78,29 +76,26 @@ def export_guard(
         "multilabel": guard.multilabel,
         "preprocessing": guard.preprocessing,
         "inputs": _described(model, tests),
-        "outputs": [output.name for output in model.graph.output],
         "explanation": graph.described_explanation(guard.detector, guard.forward),
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
         "model": guard.fingerprint,
-        "metrics": dict(metrics),
-        "graph": {"opset": graph.OPSET, "ir_version": graph.IR_VERSION, "torch": str(torch.__version__)},
     }
     content = model.SerializeToString()
     session = start_session(content)
-    agreement = {
+    record["agreement"] = {
         "rows": len(rows.network),
         "inputs": origin,
         "tolerance": TOLERANCE,
         **_compare(guard, rows, session),
     }
-    tensors = _tensors(guard, tests, session)
-    contents = {GRAPH: content, TENSORS: serialise(tensors)}
-    with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
-        exported = ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
-        _compare_explanations(guard, rows, exported)
-        return exported
+    tensors = serialise(_tensors(guard, tests, session))
+    packed = pack_artefact(path, record, {GRAPH: content, TENSORS: tensors})
+    exported = ExportedGuard(parse_artefact(path, BytesIO(packed)))  # tries it before it takes its place
+    _compare_explanations(guard, rows, exported)
+    write_bytes(path, packed)
+    return exported
 
 
 def refuse_steps(detector: Detector) -> None:

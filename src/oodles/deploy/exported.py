@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from oodles.calibration import Threshold, restore_threshold
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact, replace_threshold, rows_of
+from oodles.deploy.artefact import GRAPH, Arrays, Artefact, read_artefact, replace_threshold, rows_of
 from oodles.deploy.explaining import Explainer
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
@@ -78,7 +78,7 @@ class ExportedGuard:
         self.calibration = _summary(self.threshold.id_scores)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
-        self._session = self._start(artefact.graph, device, threads)
+        self._session = self._start(artefact.contents[GRAPH], device, threads)
         self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
         self._limit = self._limit_of(self.threshold)
@@ -89,7 +89,7 @@ class ExportedGuard:
 
     @classmethod
     def open(cls, path: str | Path, *, device: str = "cpu", threads: int | None = None) -> "ExportedGuard":
-        """Read the folder or .zip that ``export`` wrote, check every part of it, and try it on its test inputs.
+        """Read the .zip that ``export`` wrote, check every part of it, and try it on its test inputs.
 
         ``device`` is ``cpu``, or ``cuda`` with onnxruntime-gpu; ``threads`` is the number for one call, by default
         one per core.
@@ -252,7 +252,7 @@ class ExportedGuard:
         consistent = (
             takes == self._inputs,
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
-            tuple(shapes) == tuple(self.record["outputs"]) == self._every_output,
+            tuple(shapes) == self._every_output,
             self._explainer.fits(shapes),
             all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
