@@ -15,19 +15,16 @@ from oodles.data.decoding import WORKERS, Prepared, prefetch, prepare
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.opening import OpenGuard
-from oodles.deploy.results.jobs import Job
-from oodles.deploy.results.rows import FORMATS, Row
-from oodles.deploy.results.scores import write_scores
-from oodles.deploy.results.writing import check_results, open_results
+from oodles.deploy.results.rows import Row
+from oodles.deploy.results.writing import Job, check_results, open_results
 from oodles.deploy.sources import Batch, FeatureBatch, InputSequence
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import DataError
 from oodles.explanation.findings import Explanation
 
 Pixels = npt.NDArray[np.uint8]
 Judged = TypeVar("Judged")
 
 BATCH_SIZE = 32
-SUFFIXES = (*FORMATS, ".npy")
 NOT_FINITE = "the network gives NaN or infinite values for it"
 
 
@@ -71,7 +68,7 @@ def score_files(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Counts:
-    """Score images and features, and write one row per input to ``out``: .jsonl, .csv, .parquet, or .npy for scores.
+    """Score images and features, and write one row per input to ``out``: .jsonl, .csv or .parquet.
 
     Rows are appended batch by batch. With ``resume`` a file that was interrupted is continued; guard, inputs and
     ``batch_size`` must be the same, and every bit is that of an uninterrupted run. A file that cannot be read is a row
@@ -79,13 +76,10 @@ def score_files(
     those that the file had already.
     """
     path, counts = Path(out), Counts()
-    check_output(path, resume=resume, overwrite=overwrite)
+    check_results(path, resume=resume, force=overwrite)
     sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
     _check_inputs(guard, sequence)
     batches = _batches(sequence, batch_size)
-    if path.suffix.lower() == ".npy":
-        write_scores(path, _counted(score_batches(guard, batches, workers), counts, progress))
-        return counts
     recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
     threshold = guard.threshold
     job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
@@ -133,21 +127,6 @@ def _count(counts: Counts, progress: Progress | None, rows: Sequence[Row]) -> No
     counts.add(rows)
     if progress is not None:
         progress(counts)
-
-
-def check_output(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Raise unless :func:`score_files` can write to ``path``."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ArgumentError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if path.is_dir():
-        raise ArgumentError(f"{path} is a folder; give the name of a file")
-    if suffix != ".npy":
-        check_results(path, resume=resume, force=overwrite)
-    elif resume:
-        raise ArgumentError(f"{path} cannot be resumed; .jsonl, .csv and .parquet can")
-    elif path.exists() and not overwrite:
-        raise ArgumentError(f"{path} exists already; --force replaces it")
 
 
 def _check_inputs(guard: OpenGuard, sequence: InputSequence) -> None:
