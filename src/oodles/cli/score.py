@@ -34,9 +34,9 @@ def score(
         Argument(
             metavar="[GUARD] INPUTS",
             help="A guard made by oodles fit, or an exported one, then images, folders or .zip files of images, "
-            "patterns such as 'photos/**/*.jpg', .npy files of uint8 (n, height, width, 3), CIFAR batches, features "
-            "made by oodles extract, or - for a list on standard input, one path per line. Without a guard: a small "
-            "CIFAR-10 network that comes with oodles.",
+            ".npy files of uint8 (n, height, width, 3), CIFAR batches, features made by oodles extract, or - for a "
+            "list on standard input, one path per line. Without a guard: a small CIFAR-10 network that comes with "
+            "oodles.",
         ),
     ],
     model: common.GuardedModelOption = None,

@@ -128,7 +128,7 @@ class ExportedGuard:
         )
         return verdict._replace(explanations=explanations)
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Arrays:
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
         return {INPUT: uncropped(pixels, self.check_images())}
 

@@ -70,7 +70,7 @@ class SavedGuard:
             )
         return self._guard, self.transform
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
         images = normalise(self.check_images()[1], torch.from_numpy(pixels).to(self._device))
         # the layout that convolutions on a CPU are fastest in

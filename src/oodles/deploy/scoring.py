@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +149,8 @@ def score_batches(guard: OpenGuard, batches: Iterable[Batch], workers: int | Non
     """Yield the rows of each batch, in order; images are decoded while others are scored."""
     for batch, images in decode_ahead(batches, guard.transform, workers):
         if isinstance(batch, FeatureBatch):
-            yield verdict_rows(batch.names, guard.judge(batch.features), guard.class_names)
+            features: Any = batch.features  # only a saved guard takes them, see check_features
+            yield verdict_rows(batch.names, guard.judge(features), guard.class_names)
         else:
             yield _image_rows(guard, batch.names, images)
 
