@@ -17,7 +17,16 @@ from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, pack_artefact, parse_artefact
 from oodles.deploy.explaining import CONTRIBUTIONS
-from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, relative_gap, start_session
+from oodles.deploy.exported import (
+    ID_SCORES,
+    INPUT,
+    OUTPUTS,
+    TEST,
+    ExportedGuard,
+    describe_inputs,
+    relative_gap,
+    start_session,
+)
 from oodles.deploy.inputs import uncropped
 from oodles.deploy.saving import describe_detector
 from oodles.detectors import Detector
@@ -70,25 +79,25 @@ def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, 
         multilabel=guard.multilabel,
     )
     tests = rows.test_inputs()
+    content = model.SerializeToString()
+    session = start_session(path, content)
     record = {
         "oodles": __version__,
         "class_names": list(guard.class_names),
         "multilabel": guard.multilabel,
         "preprocessing": guard.preprocessing,
-        "inputs": _described(model, tests),
+        "inputs": describe_inputs(session),
         "explanation": graph.described_explanation(guard.detector, guard.forward),
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
         "model": guard.fingerprint,
-    }
-    content = model.SerializeToString()
-    session = start_session(content)
-    record["agreement"] = {
-        "rows": len(rows.network),
-        "inputs": origin,
-        "tolerance": TOLERANCE,
-        **_compare(guard, rows, session),
+        "agreement": {
+            "rows": len(rows.network),
+            "inputs": origin,
+            "tolerance": TOLERANCE,
+            **_compare(guard, rows, session),
+        },
     }
     tensors = serialise(_tensors(guard, tests, session))
     packed = pack_artefact(path, record, {GRAPH: content, TENSORS: tensors})
@@ -230,18 +239,6 @@ def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor
         kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
     kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}
     return kept | {f"{TEST}output.{name}": torch.from_numpy(value) for name, value in answers.items()}
-
-
-def _described(model: Any, tests: Arrays) -> list[Record]:
-    """Names, types and shapes of the graph's inputs; None is a size that may differ from call to call."""
-    described = []
-    for value in model.graph.input:
-        if value.name not in tests:
-            continue
-        dimensions = value.type.tensor_type.shape.dim
-        shape = [each.dim_value if each.HasField("dim_value") else None for each in dimensions]
-        described.append({"name": value.name, "dtype": str(tests[value.name].dtype), "shape": shape})
-    return described
 
 
 def _arrays(inputs: Inputs) -> Arrays:

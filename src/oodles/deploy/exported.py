@@ -1,16 +1,16 @@
 """``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
 
 import copy
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from oodles.calibration import Threshold, restore_threshold
+from oodles.calibration import Threshold, check_id_rate, restore_threshold
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, Arrays, Artefact, read_artefact, replace_threshold, rows_of
 from oodles.deploy.explaining import Explainer
@@ -18,7 +18,6 @@ from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.explanation.findings import Explanation, explanations_of
 from oodles.extras import needed_by
-from oodles.records.fields import ThresholdFields
 from oodles.records.files import Record, checksum
 from oodles.records.text import one_line
 
@@ -78,7 +77,7 @@ class ExportedGuard:
         self.calibration = _summary(self.threshold.id_scores)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
-        self._session = self._start(artefact.contents[GRAPH], device, threads)
+        self._session = start_session(self.path, artefact.contents[GRAPH], device, threads)
         self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
         self._limit = self._limit_of(self.threshold)
@@ -156,17 +155,13 @@ class ExportedGuard:
         P-values are still those among the scores of the calibration set that the guard was exported with. To change
         the files too, see :meth:`save_threshold`.
         """
-        about = threshold.as_record()
-        try:
-            msgspec.convert(about, ThresholdFields)
-        except msgspec.ValidationError as error:
-            raise ArgumentError(f"{threshold} cannot be the threshold of a guard: {error}") from None
+        check_id_rate(threshold.id_rate)
         other = copy.copy(self)
-        other.threshold = Threshold(**about, id_scores=self.threshold.id_scores)
+        other.threshold = dataclasses.replace(threshold, id_scores=self.threshold.id_scores)
         other._limit = self._limit_of(other.threshold)
         if not np.isfinite(other._limit[THRESHOLD]):
             raise ArgumentError(f"{threshold} cannot be the threshold of {self.path}, whose scores are float32")
-        other.record = {**self.record, "threshold": about}
+        other.record = {**self.record, "threshold": threshold.as_record()}
         other.identity = checksum(other.record)
         return other
 
@@ -199,12 +194,6 @@ class ExportedGuard:
                 f"the guard {self.path} does not give one answer for each of {rows} inputs; export it again"
             )
         return answers
-
-    def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
-        try:
-            return start_session(graph, device, threads)
-        except FileError as error:
-            raise FileError(f"{self.path}: {error}") from None
 
     def _limit_of(self, threshold: Threshold) -> Arrays:
         """The threshold as the graph takes it."""
@@ -245,12 +234,11 @@ class ExportedGuard:
 
     def _check_graph(self) -> None:
         """Raise unless the graph takes and gives what the record says."""
-        takes = {each.name: _described(each) for each in self._session.get_inputs()}
         default = {each.name for each in self._session.get_overridable_initializers()}
         shapes = {each.name: each.shape for each in self._session.get_outputs()}
         logits = next(iter(shapes.values()))
         consistent = (
-            takes == self._inputs,
+            describe_inputs(self._session) == self.record["inputs"],
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
             tuple(shapes) == self._every_output,
             self._explainer.fits(shapes),
@@ -296,8 +284,10 @@ class ExportedGuard:
                 )
 
 
-def start_session(graph: bytes, device: str = "cpu", threads: int | None = None) -> "onnxruntime.InferenceSession":
-    """A checked graph in onnxruntime."""
+def start_session(
+    path: Path, graph: bytes, device: str = "cpu", threads: int | None = None
+) -> "onnxruntime.InferenceSession":
+    """The checked graph of the guard in ``path`` in onnxruntime."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would send reports of its use, from its import on
     with needed_by("an exported guard"):
         import onnxruntime
@@ -317,7 +307,7 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
         # without a fallback, which is announced on standard output
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors have no common class
-        raise FileError(f"onnxruntime refuses the graph: {one_line(error)}") from None
+        raise FileError(f"{path}: onnxruntime refuses the graph: {one_line(error)}") from None
 
 
 def run_options() -> "onnxruntime.RunOptions":
@@ -329,11 +319,16 @@ def run_options() -> "onnxruntime.RunOptions":
     return options
 
 
-def _described(value: Any) -> Record:
-    """An input of a graph as a record describes it."""
-    kind = TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
-    shape = [size if isinstance(size, int) else None for size in value.shape]
-    return {"name": value.name, "dtype": kind, "shape": shape}
+def describe_inputs(session: "onnxruntime.InferenceSession") -> list[Record]:
+    """Names, types and shapes of a graph's inputs; None is a size that may differ from call to call."""
+    return [
+        {
+            "name": each.name,
+            "dtype": TYPES.get(each.type, each.type.removeprefix("tensor(").removesuffix(")")),
+            "shape": [size if isinstance(size, int) else None for size in each.shape],
+        }
+        for each in session.get_inputs()
+    ]
 
 
 def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
