@@ -197,8 +197,10 @@ class ExportedGuard:
 
     def _limit_of(self, threshold: Threshold) -> Arrays:
         """The threshold as the graph takes it."""
+        types = {each.name: each.type for each in self._session.get_overridable_initializers()}
         with np.errstate(over="ignore"):
-            return {THRESHOLD: np.asarray(threshold.value, _threshold_type(self._session))}
+            precise = types.get(THRESHOLD) == "tensor(double)"
+            return {THRESHOLD: np.asarray(threshold.value, np.float64 if precise else np.float32)}
 
     # Inputs -------------------------------------------------------------------------------------
 
@@ -329,11 +331,6 @@ def describe_inputs(session: "onnxruntime.InferenceSession") -> list[Record]:
         }
         for each in session.get_inputs()
     ]
-
-
-def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
-    kinds = {each.name: each.type for each in session.get_overridable_initializers()}
-    return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
 
 
 def _summary(scores: Array | None) -> Record | None:

@@ -77,10 +77,8 @@ def score_files(
     """
     path, counts = Path(out), Counts()
     check_results(path, resume=resume, force=overwrite)
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    _check_inputs(guard, sequence)
-    batches = _batches(sequence, batch_size)
-    recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
+    batches = _batches(guard, inputs, batch_size)
+    recorded = None if guard.transform is None else guard.transform.as_record()
     threshold = guard.threshold
     job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
     with open_results(path, job, resume=resume, force=overwrite) as results:
@@ -100,18 +98,14 @@ def score_inputs(
     progress: Progress | None = None,
 ) -> Iterator[list[Row]]:
     """Yield the rows of each batch as soon as it is scored; the arguments are those of :func:`score_files`."""
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    _check_inputs(guard, sequence)
-    return _counted(score_batches(guard, _batches(sequence, batch_size), workers), Counts(), progress)
+    return _counted(score_batches(guard, _batches(guard, inputs, batch_size), workers), Counts(), progress)
 
 
 def explain_inputs(
-    guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, *, workers: int | None = None
+    guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence
 ) -> Iterator[list[tuple[str, Explanation | str]]]:
     """Yield, batch by batch, the name of each image and its explanation, or why it cannot be read."""
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    guard.check_images()
-    for batch, images in decode_ahead(_batches(sequence, BATCH_SIZE), guard.transform, workers):
+    for batch, images in decode_ahead(_batches(guard, inputs, BATCH_SIZE), guard.transform):
         found = _of_images(images, lambda pixels: guard.explain(guard.batch(pixels)))
         yield [*zip(batch.names, found, strict=True)]
 
@@ -129,15 +123,13 @@ def _count(counts: Counts, progress: Progress | None, rows: Sequence[Row]) -> No
         progress(counts)
 
 
-def _check_inputs(guard: OpenGuard, sequence: InputSequence) -> None:
-    """Raise unless the guard can judge the inputs, before any of them is read."""
+def _batches(guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, size: int) -> Iterator[Batch]:
+    """Return batches of inputs; raise unless the guard can judge them, before any of them is read."""
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
     for folder in sequence.stores:
         guard.check_features(folder)
     if sequence.has_images:
         guard.check_images()
-
-
-def _batches(sequence: InputSequence, size: int) -> Iterator[Batch]:
     batches = sequence.batches(size)
     first = next(batches, None)
     if first is None:

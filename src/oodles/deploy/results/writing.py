@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from oodles import __version__
 from oodles.deploy.results.reading import ROW_GROUP, check_regular, read_rows, require_pyarrow, whole_rows
 from oodles.deploy.results.rows import COLUMNS, JSON, Row, lines_of
+from oodles.deploy.sources import Batch
 from oodles.errors import ArgumentError, FileError
 from oodles.records.files import Fields, read_record, write_bytes, write_record, write_with, writing
 from oodles.records.text import printable
@@ -49,16 +50,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Fields(Fields):
     oodles: str
     job: Job
-
-
-class Named(Protocol):
-    """A batch of inputs with their names."""
-
-    @property
-    def names(self) -> Sequence[str]: ...  # noqa: D102
-
-
-Batch = TypeVar("Batch", bound=Named)
 
 
 def check_results(path: Path, *, resume: bool = False, force: bool = False) -> None:
