@@ -247,8 +247,6 @@ def _record(path: Path, content: bytes) -> Record:
     names = [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
-        "inputs": len({*names}) == len(names),
-        "explanation": _is_consistent(record["explanation"]),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
     }
@@ -256,13 +254,6 @@ def _record(path: Path, content: bytes) -> Record:
     if wrong is not None:
         raise FileError(f"{source} contradicts itself in {wrong!r}; export the guard again")
     return record
-
-
-def _is_consistent(explanation: Record) -> bool:
-    """Whether the places are those of members, and only an ensemble has a reduction."""
-    places, parts = explanation["sparsified"], len(explanation["members"]) or 1
-    in_order = sorted({*places}) == places and all(place < parts for place in places)
-    return in_order and (explanation["reduction"] is None) == (not explanation["members"])
 
 
 def _checked(path: Path, name: str, archive: zipfile.ZipFile, entry: Record) -> bytes:

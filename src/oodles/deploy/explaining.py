@@ -4,7 +4,7 @@ The graph has outputs for it after those of a verdict: ``member_score`` ``(n, me
 ``s`` detectors that sparsify the head ``kept`` and ``dropped`` ``(n, s, units)``, ``bias`` and ``factor`` ``(n, s)``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,23 +51,12 @@ class Explainer:
             _ranks(artefact, len(members)) if members else None,
         )
 
-    def fits(self, shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
-        """Whether the outputs have as many members, sparsified detectors and units as they should."""
-        found = {name: tuple(shapes.get(name, ()))[1:] for name in self.outputs}
-        units = found["kept"][-1:] if self.sparsified else ()
-        each = (len(self.sparsified),)
-        wanted = {MEMBER_SCORE: (len(self.specs),), "kept": each + units, "dropped": each + units}
-        return all(isinstance(size, int) for size in units) and all(
-            shape == wanted.get(name, each) for name, shape in found.items()
-        )
-
     def findings(self, scores: npt.NDArray[np.floating], outputs: Arrays) -> list[tuple[Finding, ...]]:
         """The findings of each row; of an ensemble's members those with the lowest ranks first."""
         contributions: list[Sequence[Contributions | None]] = [[None] * len(scores) for _ in self.specs]
-        for place, number in enumerate(self.sparsified):
-            kept, dropped = (outputs[name][:, place].astype(np.float64) for name in ("kept", "dropped"))
-            bias, factor = (outputs[name][:, place].tolist() for name in ("bias", "factor"))
-            contributions[number] = list(map(Contributions, kept, dropped, bias, factor))
+        parts_of_each = (outputs[name].swapaxes(0, 1).astype(np.float64) for name in CONTRIBUTIONS if self.sparsified)
+        for number, kept, dropped, bias, factor in zip(self.sparsified, *parts_of_each, strict=True):
+            contributions[number] = list(map(Contributions, kept, dropped, bias.tolist(), factor.tolist()))
         own = scores[None]
         if self.ranks is not None:
             own = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T

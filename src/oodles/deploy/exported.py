@@ -113,19 +113,8 @@ class ExportedGuard:
         Both come from one run.
         """
         answers = self._answers(batch, self._every_output if explain else OUTPUTS)
-        verdict = ArrayVerdict._make([*(answers[name] for name in OUTPUTS), ()])
-        if not explain:
-            return verdict
-        explanations = explanations_of(
-            verdict.score,
-            verdict.is_id.tolist(),
-            verdict.label,
-            self._explainer.findings(verdict.score, answers),
-            class_names=self.class_names,
-            threshold=self.threshold,
-            reduction=self._explainer.reduction,
-        )
-        return verdict._replace(explanations=explanations)
+        explanations = self._explanations(answers) if explain else ()
+        return ArrayVerdict._make([*(answers[name] for name in OUTPUTS), explanations])
 
     def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
@@ -173,6 +162,17 @@ class ExportedGuard:
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
         return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
+
+    def _explanations(self, answers: Arrays) -> list[Explanation]:
+        return explanations_of(
+            answers["score"],
+            answers["is_id"].tolist(),
+            answers["label"],
+            self._explainer.findings(answers["score"], answers),
+            class_names=self.class_names,
+            threshold=self.threshold,
+            reduction=self._explainer.reduction,
+        )
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
         """The outputs of these names, for all rows."""
@@ -243,7 +243,6 @@ class ExportedGuard:
             describe_inputs(self._session) == self.record["inputs"],
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
             tuple(shapes) == self._every_output,
-            self._explainer.fits(shapes),
             all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
         )
@@ -263,6 +262,8 @@ class ExportedGuard:
         try:
             inputs = {name: np.asarray(value) for name, value in given.items()}
             runs = [self._answers(inputs, self._every_output)]
+            for explanation in self._explanations(runs[0]):
+                explanation.as_record()
             if self.transform is not None:
                 runs.append(self(list(inputs[INPUT]))._asdict())
             for answers in runs:
