@@ -13,7 +13,7 @@ import numpy.typing as npt
 from oodles.calibration import Threshold, check_id_rate, restore_threshold
 from oodles.data.transforms import Transform
 from oodles.deploy.artefact import GRAPH, Arrays, Artefact, read_artefact, replace_threshold, rows_of
-from oodles.deploy.explaining import Explainer
+from oodles.deploy.explaining import findings_of, output_names, read_ranks
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.explanation.findings import Explanation, explanations_of
@@ -81,8 +81,8 @@ class ExportedGuard:
         self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
         self._limit = self._limit_of(self.threshold)
-        self._explainer = Explainer.of(artefact)
-        self._every_output = (*OUTPUTS, *self._explainer.outputs)
+        self._ranks = read_ranks(artefact)
+        self._every_output = (*OUTPUTS, *output_names(self.record["explanation"]))
         self._check_graph()
         self._test(artefact.arrays)
 
@@ -157,7 +157,7 @@ class ExportedGuard:
     @property
     def members(self) -> tuple[str, ...]:
         """The members of an ensemble as text; () if the detector is none."""
-        return () if self._explainer.ranks is None else self._explainer.specs
+        return tuple(self.record["explanation"]["members"])
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
@@ -168,10 +168,10 @@ class ExportedGuard:
             answers["score"],
             answers["is_id"].tolist(),
             answers["label"],
-            self._explainer.findings(answers["score"], answers),
+            findings_of(self.record, self._ranks, answers),
             class_names=self.class_names,
             threshold=self.threshold,
-            reduction=self._explainer.reduction,
+            reduction=self.record["explanation"]["reduction"],
         )
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
@@ -255,7 +255,7 @@ class ExportedGuard:
     def _test(self, arrays: Arrays) -> None:
         """Raise unless the answers to the test inputs are those of the machine that exported the guard."""
         given = {name: arrays.get(TEST + name) for name in self._inputs}
-        tested = ("logits", "score", *self._explainer.outputs)
+        tested = ("logits", "score", *output_names(self.record["explanation"]))
         expected = {name: arrays.get(f"{TEST}output.{name}") for name in tested}
         if any(part is None for part in (*given.values(), *expected.values())):
             raise FileError(f"{self.path} has no test inputs; export the guard again")
