@@ -57,7 +57,7 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
         ("vectors", {"explanation/sparsified": [0, 0]}, "cannot run its test inputs"),
         ("vectors", {"explanation/sparsified": [-1]}, "explanation.sparsified"),
         ("vectors", {"explanation/sparsified": []}, "does not hold the graph that its record describes"),
-        ("vectors", {"explanation/members": ["a", "b"]}, "no usable reference scores of its ensemble"),
+        ("vectors", {"explanation/members": ["a", "b"]}, "contradicts itself in 'explanation'"),
         ("vectors", {"explanation/members": ["a", "b"], "explanation/reduction": "min"}, "no usable reference scores"),
         ("images", {"explanation/members": ["a"]}, "no usable reference scores of its ensemble"),
         ("images", {"explanation/reduction": "max"}, "explanation.reduction"),

@@ -247,6 +247,7 @@ def _record(path: Path, content: bytes) -> Record:
     names = [each["name"] for each in record["inputs"]]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
+        "explanation": (record["explanation"]["reduction"] is None) == (not record["explanation"]["members"]),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
     }
