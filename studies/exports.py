@@ -20,7 +20,7 @@ def main() -> None:
     lines, exported = [], 0
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
-            result = attempt(case, Path(folder) / "guard")
+            result = attempt(case, Path(folder) / "guard.zip")
             print(f"{case.spec}: {result}")
             exported += result != "refused"
             lines.append(f"| `{case.spec}` | {result} |")

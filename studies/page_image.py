@@ -36,7 +36,7 @@ def take(data: Path, folder: Path, path: Path) -> None:
     from support.serving import serving
 
     guards = export_guards(data, folder)
-    with serving(guards / "ensemble") as server, chromium() as browser:
+    with serving(guards / "ensemble.zip") as server, chromium() as browser:
         browser.open(server.address)
         browser.wait("#about", "Detector")
         for button in browser.all(".drawing"):

@@ -18,9 +18,8 @@ import torch
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import open_images
 from oodles.data.transforms import IMAGENET
-from oodles.deploy.results.jobs import Job
 from oodles.deploy.results.rows import Row
-from oodles.deploy.results.writing import open_results
+from oodles.deploy.results.writing import Job, open_results
 from oodles.detectors import parse
 from oodles.distributed import ray as distributed
 from oodles.distributed.ray_workers import Extractor, Part

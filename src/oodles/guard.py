@@ -300,16 +300,14 @@ class Guard(nn.Module):
         path: str | Path,
         *,
         inputs: Iterable[Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
         overwrite: bool = False,
     ) -> ExportedGuard:
         """Write model, preprocessing, detector and threshold as one ONNX graph that runs without torch.
 
-        ``path`` is a folder, or a file that ends in ``.zip``. With preprocessing, the graph takes uint8 pixels of any
-        size, otherwise the model's own inputs. torch and onnxruntime are compared on up to 64 inputs of the loader
-        ``inputs``, by default those that :meth:`fit` was given, and made-up ones if there are none; if they differ,
-        nothing is written. ``metrics`` are numbers to keep with the guard. Returns the guard as it was written, see
-        :meth:`open`.
+        ``path`` ends in ``.zip``. With preprocessing, the graph takes uint8 pixels of any size, otherwise the model's
+        own inputs. torch and onnxruntime are compared on up to 64 inputs of the loader ``inputs``, by default those
+        that :meth:`fit` was given, and made-up ones if there are none; if they differ, nothing is written. Returns the
+        guard as it was written, see :meth:`open`.
         """
         device = next((part.device for part in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         if device.type != "cpu":
@@ -330,7 +328,7 @@ class Guard(nn.Module):
                 forward.multilabel,
                 model_fingerprint(self.model),
             )
-            return export_guard(exportable, Path(path), rows, origin, metrics=metrics or {}, overwrite=overwrite)
+            return export_guard(exportable, Path(path), rows, origin, overwrite=overwrite)
 
     def _rows_to_try(self, loader: Iterable[Any] | None) -> tuple[Inputs, str]:
         """Inputs that torch and onnxruntime are compared on, and what they are."""

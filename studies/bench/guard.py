@@ -39,8 +39,8 @@ def _measure(batches: tuple[int, ...], budget: float) -> Iterator[Row]:
         guards = {name: Guard.fit(model, train, detector=None if name == "default" else name) for name in TARGETS}
     with tempfile.TemporaryDirectory() as folder:
         for name, guard in guards.items():
-            guard.export(Path(folder) / name)
-        exported = {name: Guard.open(Path(folder) / name, threads=1) for name in guards}
+            guard.export(Path(folder) / f"{name}.zip")
+        exported = {name: Guard.open(Path(folder) / f"{name}.zip", threads=1) for name in guards}
     for size in batches:
         images = train[0][:size]
         calls = {"network": partial(model, images)} | {name: partial(guard, images) for name, guard in guards.items()}

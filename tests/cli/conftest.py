@@ -76,7 +76,7 @@ def fitted(workspace, tmp_path_factory):
 @pytest.fixture(scope="session")
 def exported(fitted, workspace, tmp_path_factory):
     """An exported guard, made by the command."""
-    out = tmp_path_factory.mktemp("export") / "exported"
+    out = tmp_path_factory.mktemp("export") / "exported.zip"
     invoke(workspace, "export", fitted / "guard", *WEIGHTS, "--images", "test", "--out", out)
     return out
 

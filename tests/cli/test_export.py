@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 from support.command_line import WEIGHTS
+from support.exported_guards import parts_of
 
 import oodles
 from oodles.deploy.exported import ExportedGuard
@@ -18,22 +19,22 @@ def test_a_zip_says_how_well_it_agrees(fitted, succeeded, tmp_path):
 def test_what_is_refused(fitted, exported, refused, succeeded, tmp_path):
     guard = fitted / "guard"
     assert "holds an exported guard" in refused("export", guard, *WEIGHTS, "--out", exported)
-    assert "guards your own model" in refused("export", guard, "--out", tmp_path / "x", notices=False)
-    assert "does not exist" in refused("export", tmp_path / "none", "--out", tmp_path / "x", notices=False)
-    assert "other preprocessing" in refused("export", guard, *WEIGHTS, "--size", "9", "--out", tmp_path / "x")
-    assert "none" in refused("export", guard, *WEIGHTS, "--images", "none", "--out", tmp_path / "x")
-    assert not (tmp_path / "x").exists()
+    assert "guards your own model" in refused("export", guard, "--out", tmp_path / "x.zip", notices=False)
+    assert "does not exist" in refused("export", tmp_path / "none", "--out", tmp_path / "x.zip", notices=False)
+    assert "other preprocessing" in refused("export", guard, *WEIGHTS, "--size", "9", "--out", tmp_path / "x.zip")
+    assert "none" in refused("export", guard, *WEIGHTS, "--images", "none", "--out", tmp_path / "x.zip")
+    assert not (tmp_path / "x.zip").exists()
     succeeded("export", guard, *WEIGHTS, "--images", "test", "--out", exported, "--force")
 
 
 def test_the_threshold_of_an_exported_guard(exported, refused, succeeded, json_of, tmp_path):
-    guard = shutil.copytree(exported, tmp_path / "guard")
-    before = {path.name: path.read_bytes() for path in guard.iterdir()}
+    guard = shutil.copy(exported, tmp_path / "guard.zip")
+    before = parts_of(guard)
     out, _ = succeeded("threshold", guard, "--id-rate", "0.5")
     assert "(50 % of ID, set on 50 rows)" in out
     after = ExportedGuard.open(guard)
     assert after.threshold == oodles.calibrate(after.threshold.id_scores, 0.5)
-    assert {name for name in before if before[name] != (guard / name).read_bytes()} == {"guard.json"}
+    assert {name for name, content in parts_of(guard).items() if before[name] != content} == {"guard.json"}
     accepted = [row["is_id"] for row in json_of("score", guard, "test")["verdicts"]]
     assert sum(accepted) == pytest.approx(25, abs=1)
     assert "does not hold features" in refused("threshold", guard, "--features", tmp_path)

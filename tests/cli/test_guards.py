@@ -89,16 +89,12 @@ def test_unknown_preprocessing_is_given_as_a_whole_and_never_guessed():
 
 
 def test_an_exported_guard_is_recognised_by_its_files_and_takes_no_model(tmp_path, fitted, workspace, refused):
-    folder, archive, images = tmp_path / "folder", tmp_path / "guard.zip", tmp_path / "images.zip"
-    folder.mkdir()
-    for name in ("guard.onnx", "guard.json"):
-        (folder / name).touch()
+    archive, images = tmp_path / "guard.zip", tmp_path / "images.zip"
     for path, names in ((archive, ("guard.onnx", "guard.json")), (images, ("photo.jpg",))):
         with zipfile.ZipFile(path, "w") as packed:
             for name in names:
                 packed.writestr(name, "")
     (tmp_path / "broken.zip").write_bytes(b"PK")
-    assert is_exported(folder)
     assert is_exported(archive)
     assert not any(map(is_exported, (images, tmp_path / "broken.zip", fitted / "guard", tmp_path / "nothing")))
     assert split_paths("score", [archive, images], None) == (archive, [images])

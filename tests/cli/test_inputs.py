@@ -1,4 +1,4 @@
-"""What ``oodles score`` takes: patterns, arrays, a list on standard input, and anything together."""
+"""What ``oodles score`` takes: arrays, a list on standard input, and anything together."""
 
 import io
 import shutil
@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.command_line import NETWORK, paint
+from support.command_line import NETWORK
 from support.images import noise
 
 from oodles.deploy.sources import MAX_LINE_BYTES, InputSequence
@@ -36,27 +36,10 @@ def paths(rows):
     return [row["path"] for row in rows]
 
 
-def test_a_quoted_pattern_finds_files_at_any_depth_in_order(scored, workspace):
-    expected = sorted(str(path.relative_to(workspace)) for path in (workspace / "test").rglob("*.png"))
-    assert paths(scored("test/**/*.png")) == expected
-    assert paths(scored("test/red/00[0-2].png")) == [f"test/red/00{place}.png" for place in range(3)]
-    assert paths(scored(f"{workspace}/test/red/000.*")) == [f"{workspace}/test/red/000.png"]
-
-
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(scored, workspace, tmp_path):
     for name in ("a[1].png", "a1.png"):
         shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / name)
     assert paths(scored(tmp_path / "a[1].png")) == [str(tmp_path / "a[1].png")]
-
-
-def test_what_a_pattern_finds_besides_images_is_a_row_with_an_error(scored, workspace, tmp_path):
-    paint(tmp_path / "folder", 1, (1, 2, 3), seed=0)
-    (tmp_path / "notes.txt").touch()
-    shutil.copy(workspace / "test" / "red" / "000.png", tmp_path / "one.png")
-    rows = scored(tmp_path / "*")
-    assert paths(rows) == [str(tmp_path / "notes.txt"), str(tmp_path / "one.png")]
-    assert rows[0]["error"].startswith("is not an image set that oodles reads")
-    assert rows[1]["error"] is None
 
 
 def test_arrays(scored, workspace, tmp_path):

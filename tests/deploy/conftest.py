@@ -7,7 +7,7 @@ from support import exported_guards as made
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
-    return {kind: made.parts_of(made.export(kind, folder / kind)) for kind in made.KINDS}
+    return {kind: made.parts_of(made.export(kind, folder / f"{kind}.zip")) for kind in made.KINDS}
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def network():
 @pytest.mark.filterwarnings("ignore::oodles.FitWarning")
 def test_the_exported_guard_gives_the_guards_own_answers(network, spec, tmp_path):
     guard = guard_of(network, spec)
-    exported = guard.export(tmp_path / "guard", inputs=inputs())
+    exported = guard.export(tmp_path / "guard.zip", inputs=inputs())
     # usual inputs, stronger and weaker ones, and one that is no number
     images = torch.cat([factor * pictures(9, seed=5) for factor in (1, 0.01, 5, 40)])
     images[4] = torch.nan
@@ -45,7 +45,7 @@ def test_the_exported_guard_gives_the_guards_own_answers(network, spec, tmp_path
 def test_a_detector_that_moves_its_inputs_is_refused_by_name(network, spec, tmp_path):
     guard = guard_of(network, spec)
     with pytest.raises(ArgumentError, match="moves its inputs along a gradient"):
-        guard.export(tmp_path / "guard", inputs=inputs())
+        guard.export(tmp_path / "guard.zip", inputs=inputs())
     assert not (tmp_path / "guard").exists()
 
 

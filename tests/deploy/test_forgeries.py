@@ -38,7 +38,6 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
 # Records ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["guard", "guard.zip"])
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
@@ -52,24 +51,22 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
         ("vectors", {"inputs/0/shape": [None, 6]}, "does not hold the graph that its record describes"),
         ("vectors", {"inputs/0/shape": [None, 0]}, "inputs[0].shape"),
         ("vectors", {"inputs": []}, "inputs"),
-        ("vectors", {"outputs": ["logits"]}, "does not hold the graph that its record describes"),
         ("vectors", {"schema": 2}, "has schema 2, this version of oodles reads schema 1"),
         ("vectors", {"explanation": ...}, "missing required field `explanation`"),
-        ("vectors", {"explanation/sparsified": [1]}, "contradicts itself in 'explanation'"),
-        ("vectors", {"explanation/sparsified": [0, 0]}, "contradicts itself in 'explanation'"),
+        ("vectors", {"explanation/sparsified": [1]}, "cannot run its test inputs"),
+        ("vectors", {"explanation/sparsified": [0, 0]}, "cannot run its test inputs"),
         ("vectors", {"explanation/sparsified": [-1]}, "explanation.sparsified"),
         ("vectors", {"explanation/sparsified": []}, "does not hold the graph that its record describes"),
         ("vectors", {"explanation/members": ["a", "b"]}, "contradicts itself in 'explanation'"),
         ("vectors", {"explanation/members": ["a", "b"], "explanation/reduction": "min"}, "no usable reference scores"),
         ("images", {"explanation/members": ["a"]}, "no usable reference scores of its ensemble"),
         ("images", {"explanation/reduction": "max"}, "explanation.reduction"),
-        ("images", {"explanation/sparsified": [0, 1]}, "does not hold the graph that its record describes"),
+        ("images", {"explanation/sparsified": [0, 1]}, "cannot run its test inputs"),
         ("vectors", {"members/guard.onnx": ...}, "members"),
         ("vectors", {"members": {}}, "contradicts itself in 'members'"),
         ("vectors", {"model": ...}, "model"),
         ("vectors", {"surprise": 1}, "surprise"),
         ("vectors", {"threshold/surprise": 1}, "surprise"),
-        ("vectors", {"metrics": {"AUROC": float("nan")}}, "metrics"),
         ("vectors", {"kind": "guard"}, "not a record of kind 'exported guard'"),
         ("images", {"preprocessing/size": 3}, "gives other answers than when it was exported"),
         ("images", {"preprocessing/size": 5}, "contradicts itself in 'preprocessing'"),
@@ -79,8 +76,8 @@ def with_fields(parts: made.Parts, changes: dict[str, object]) -> made.Parts:
         ("images", {"preprocessing": None}, ""),
     ],
 )
-def test_a_record_that_contradicts_itself_or_the_graph_is_refused(originals, place, form, kind, changes, said):
-    path = made.write(with_fields(originals[kind], changes), place / form)
+def test_a_record_that_contradicts_itself_or_the_graph_is_refused(originals, place, kind, changes, said):
+    path = made.write(with_fields(originals[kind], changes), place / "guard.zip")
     if said:
         assert said in refusal(path)
     else:
@@ -89,13 +86,12 @@ def test_a_record_that_contradicts_itself_or_the_graph_is_refused(originals, pla
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, 1 << 31, 10**30, -1])
 def test_a_wrong_size_of_a_member_is_refused(parts, place, size):
-    for form in ("guard", "guard.zip"):
-        refusal(made.write(with_fields(parts, {f"members/{GRAPH}/bytes": size}), place / form))
+    refusal(made.write(with_fields(parts, {f"members/{GRAPH}/bytes": size}), place / "guard.zip"))
 
 
 def test_control_characters_of_a_record_are_not_in_the_message(parts, place):
     for number, name in enumerate(("x\ny", "\x1b[31m", "\u2028")):
-        assert refusal(made.write(with_fields(parts, {name: 1}), place / str(number))).isprintable()
+        assert refusal(made.write(with_fields(parts, {name: 1}), place / f"{number}.zip")).isprintable()
 
 
 # Tensors ----------------------------------------------------------------------------------------
@@ -107,7 +103,7 @@ def with_tensor(parts: made.Parts, place: Path, name: str, change) -> Path:
     value = arrays.pop(name)
     if change is not None:
         arrays[name] = np.ascontiguousarray(change(value))
-    return made.write(made.forged(parts, tensors=save(arrays)), place / "guard")
+    return made.write(made.forged(parts, tensors=save(arrays)), place / "guard.zip")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +139,7 @@ def test_other_reference_scores_of_an_ensemble_are_refused(originals, place, nam
 def with_graph(parts: made.Parts, place: Path, change) -> Path:
     model = onnx.load_from_string(parts[GRAPH])
     change(model)
-    return made.write(made.forged(parts, graph=model.SerializeToString()), place / "guard")
+    return made.write(made.forged(parts, graph=model.SerializeToString()), place / "guard.zip")
 
 
 LOCATIONS = ["beside", "../../etc/passwd", "/etc/passwd", "/dev/zero", "", "*/_ORT_MEM_ADDR_/*"]
@@ -186,7 +182,7 @@ def test_a_graph_with_foreign_operators_is_refused(parts, place):
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 50, b"ORTM" * 50, b"\x3a\xff\xff\xff\x7f", b"\x80" * 40, b"\x0b"])
 def test_what_is_no_graph_is_refused(parts, place, content):
-    line = refusal(made.write(made.forged(parts, graph=content), place / "guard"))
+    line = refusal(made.write(made.forged(parts, graph=content), place / "guard.zip"))
     assert "not an ONNX model" in line or not content
 
 
@@ -274,15 +270,14 @@ def test_a_graph_that_fails_on_other_inputs_says_so_in_one_line(parts, place):
     [
         {"threshold/value": -1000.0},
         {"class_names": ["c", "a", "b"]},
-        {"metrics": {"AUROC": 0.99}},
         {"agreement/score": 0.0},
         {"spec": "msp"},
         {"model": "0" * 64},
     ],
 )
 def test_what_is_consistent_cannot_be_known_to_be_wrong(parts, place, changes):
-    original = ExportedGuard.open(made.write(parts, place / "original"))
-    other = ExportedGuard.open(made.write(with_fields(parts, changes), place / "guard"))
+    original = ExportedGuard.open(made.write(parts, place / "original.zip"))
+    other = ExportedGuard.open(made.write(with_fields(parts, changes), place / "guard.zip"))
     assert other.identity != original.identity
     answers, changed = original(made.inputs("vectors")), other(made.inputs("vectors"))
     assert np.array_equal(answers.score, changed.score)
@@ -302,5 +297,5 @@ def test_a_consistent_other_network_cannot_be_known_to_be_wrong(parts, place):
         arrays[name] = session.run([name.removeprefix("self_test.output.")], given)[0]
     forged = made.forged(parts, graph=model.SerializeToString(), tensors=save(arrays))
     assert json.loads(forged[RECORD])["seal"] != json.loads(parts[RECORD])["seal"]
-    verdict = ExportedGuard.open(made.write(forged, place / "guard"))(made.inputs("vectors"))
+    verdict = ExportedGuard.open(made.write(forged, place / "guard.zip"))(made.inputs("vectors"))
     assert (verdict.label == 0).all()

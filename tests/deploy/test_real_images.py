@@ -47,7 +47,7 @@ def test_the_same_decisions_on_2000_real_images_and_one_score_for_a_photograph(n
     detector = ood.parse(spec).fit(train)
     guard = ood.Guard(network, detector, ood.calibrate(detector.score(calibration)), preprocessing=CIFAR)
     some = normalise(CIFAR, torch.from_numpy(pixels[:64]).permute(0, 3, 1, 2))
-    exported = guard.export(tmp_path / "guard", inputs=[some])
+    exported = guard.export(tmp_path / "guard.zip", inputs=[some])
     scores = detector.score(new)
     verdict = exported(pixels)
     assert len(pixels) == 2000

@@ -1,4 +1,4 @@
-"""Exported guards, folders and .zip files, that were altered by accident and on purpose.
+"""Exported guards that were altered by accident and on purpose.
 
 By accident (*damaged*, *archives*): bytes change, files are cut, lost or exchanged, archives are packed otherwise. What
 is opened must then give the original answers. On purpose (*records*, *tensors*, *graphs*): the content is replaced
@@ -27,7 +27,7 @@ from oodles.deploy.artefact import is_exported
 from oodles.deploy.exported import OUTPUTS, ArrayVerdict, ExportedGuard
 
 from . import ACCEPTED, NON_FINITE
-from .alterations import change_field, damaged, damaged_tensors, in_one_line, lose_files, strange_text
+from .alterations import change_field, damaged, damaged_tensors, in_one_line, strange_text
 
 ROUNDS, SHORT, CHUNK = 10_000, 100, 1000
 
@@ -50,12 +50,12 @@ NAMES = ("../x", "/x", "guard.json/", "..\\guard.json", "guard.json\0x", "GUARD.
 @cache
 def _original(kind: str) -> made.Parts:
     folder = Path(mkdtemp(prefix="exported-"))
-    return made.parts_of(made.export(kind, folder / "guard"))
+    return made.parts_of(made.export(kind, folder / "guard.zip"))
 
 
 @cache
 def _answers(kind: str) -> ArrayVerdict:
-    path = made.write(_original(kind), Path(mkdtemp(prefix="exported-")) / "guard")
+    path = made.write(_original(kind), Path(mkdtemp(prefix="exported-")) / "guard.zip")
     return ExportedGuard.open(path, threads=1)(made.inputs(kind))
 
 
@@ -91,25 +91,19 @@ def _listing(folder: Path) -> list[tuple[str, int, float]]:
     return [(str(path), found.st_size, found.st_mtime) for path in paths if (found := path.lstat())]
 
 
-def _packed(draw: random.Random, parts: made.Parts, place: Path) -> Path:
-    return made.write(parts, place / draw.choice(("guard", "guard.zip")))
-
-
 # By accident ------------------------------------------------------------------------------------
 
 
 def damaged_guard(draw: random.Random, place: Path) -> str:
-    kind = draw.choice(made.KINDS)
-    path = _packed(draw, _original(kind), place)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    file, choice = draw.choice(files), draw.random()
-    if choice < 0.2 and path.is_dir():
-        lose_files(draw, path)
-    elif choice < 0.3 and path.is_dir():
+    kind, path = draw.choice(made.KINDS), place / "guard.zip"
+    parts, name, choice = _original(kind), draw.choice(made.NAMES), draw.random()
+    if choice < 0.1:
         other = next(each for each in made.KINDS if each != kind)
-        file.write_bytes(_original(other)[file.name])
+        made.write({**parts, name: _original(other)[name]}, path)
+    elif choice < 0.5:
+        made.write({**parts, name: damaged(draw, parts[name])}, path)
     else:
-        file.write_bytes(damaged(draw, file.read_bytes()))
+        path.write_bytes(damaged(draw, made.zipped(parts)))
     return _judge(path, kind, OUTPUTS)
 
 
@@ -196,7 +190,7 @@ def forged_record(draw: random.Random, place: Path) -> str:
     if draw.random() < 0.1:
         text = strange_text(draw, changed[made.RECORD].decode())
         changed[made.RECORD] = text.encode(errors="surrogatepass")
-    return _judge(_packed(draw, changed, place), kind, OF_THE_GRAPH)
+    return _judge(made.write(changed, place / "guard.zip"), kind, OF_THE_GRAPH)
 
 
 def forged_tensors(draw: random.Random, place: Path) -> str:
@@ -212,7 +206,8 @@ def forged_tensors(draw: random.Random, place: Path) -> str:
         else:
             arrays[name] = np.ascontiguousarray(draw.choice(ARRAYS)(arrays[name]))
         content = save(arrays)
-    return _judge(_packed(draw, made.forged(parts, tensors=content), place), kind, OF_THE_GRAPH)
+    path = made.write(made.forged(parts, tensors=content), place / "guard.zip")
+    return _judge(path, kind, OF_THE_GRAPH)
 
 
 def forged_graph(draw: random.Random, place: Path) -> str:
@@ -225,7 +220,8 @@ def forged_graph(draw: random.Random, place: Path) -> str:
         for _ in range(draw.choice((1, 1, 1, 3))):
             draw.choice((_change_node, _change_node, _change_tensor, _change_ends))(draw, model)
         content = model.SerializeToString()
-    return _judge(_packed(draw, made.forged(parts, graph=content), place), kind, ())
+    path = made.write(made.forged(parts, graph=content), place / "guard.zip")
+    return _judge(path, kind, ())
 
 
 def _change_node(draw: random.Random, model: onnx.ModelProto) -> None:

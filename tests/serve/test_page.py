@@ -30,7 +30,7 @@ def guards(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(guards):
-    with serving(*(guards / name for name in GUARDS)) as running:
+    with serving(*(guards / f"{name}.zip" for name in GUARDS)) as running:
         yield running
 
 
@@ -230,7 +230,7 @@ def test_the_threshold_moves_by_mouse_and_by_number(page):
 
 def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
     for name in ("small", "dice", "ensemble"):
-        guard = ExportedGuard.open(guards / name)
+        guard = ExportedGuard.open(guards / f"{name}.zip")
         scores = np.asarray(guard.threshold.id_scores, np.float64)
         record = {"calibration": guard.calibration, "threshold": guard.threshold.as_record()}
         tried = np.linspace(scores[0] - 1, scores[-1] + 1, 301)

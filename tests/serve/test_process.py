@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.disks import obey_permissions
-from support.exported_guards import GRAPH
+from support.exported_guards import GRAPH, parts_of, write
 from support.serving import AUTHORISED, JPEG, TOKEN, in_parallel, photo, serving, until
 
 from oodles.deploy.artefact import read_artefact
@@ -81,17 +81,16 @@ def test_mistakes_are_named(guards, tmp_path, oodles_run):
     """Whatever is found before the service begins to log."""
     guard = guards / "images.zip"
     (tmp_path / "cut.zip").write_bytes(guard.read_bytes()[:-3000])
-    shutil.unpack_archive(guard, tmp_path / "altered")
-    graph = tmp_path / "altered" / GRAPH
-    content = graph.read_bytes()
-    graph.write_bytes(content[:500] + bytes([content[500] ^ 1]) + content[501:])
+    parts = parts_of(guard)
+    content = parts[GRAPH]
+    write({**parts, GRAPH: content[:500] + bytes([content[500] ^ 1]) + content[501:]}, tmp_path / "altered.zip")
     (tmp_path / "pickle.zip").write_bytes(b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for given, words in [
             ((guard, "--port", taken.getsockname()[1]), "cannot listen on 127.0.0.1"),
             ((guard, "--host", "nowhere.invalid"), "cannot listen on nowhere.invalid"),
             ((guard, "--port", 70_000), "--port"),
-            (("altered",), f"altered: {GRAPH} was altered"),
+            (("altered.zip",), f"altered.zip: {GRAPH} was altered"),
             (("cut.zip",), "cut.zip is not an exported guard"),
             (("pickle.zip",), "pickle.zip is not an exported guard"),
             (("nowhere.zip",), "nowhere.zip is not an exported guard"),

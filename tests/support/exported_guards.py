@@ -64,18 +64,14 @@ def inputs(kind: str) -> Any:
     return generator.integers(0, 256, (7, 6, 9, 3), dtype=np.uint8)
 
 
-def parts_of(folder: Path) -> Parts:
-    return {name: (folder / name).read_bytes() for name in NAMES}
+def parts_of(path: Path) -> Parts:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in NAMES}
 
 
 def write(parts: Parts, path: Path) -> Path:
-    """Write the members as a folder, or as a .zip as ``export`` packs them."""
-    if path.suffix == ".zip":
-        path.write_bytes(zipped(parts))
-        return path
-    path.mkdir()
-    for name, content in parts.items():
-        (path / name).write_bytes(content)
+    """Write the members as ``export`` packs them."""
+    path.write_bytes(zipped(parts))
     return path
 
 

@@ -19,7 +19,7 @@ ROWS = 800  # of training and of calibration images
 
 def export_guards(data: Path, folder: Path) -> Path:
     """Export the shipped guard, DICE and the default on the shipped network, and one that takes vectors."""
-    load_with_model(None, GuardOptions()).export(folder / "small")
+    load_with_model(None, GuardOptions()).export(folder / "small.zip")
     network = load("cifar10-small")
     images = {part: open_images(data / "cifar10-jpeg.zip" / part).sample(ROWS, 0) for part in ("train", "test")}
     train = ood.extract(network, ImageLoader(images["train"], CIFAR))
@@ -30,6 +30,6 @@ def export_guards(data: Path, folder: Path) -> Path:
             detector = ood.parse(spec).fit(train)
         threshold = ood.calibrate(detector.score(held_out))
         guard = ood.Guard(network, detector, threshold, preprocessing=CIFAR, classes=train.class_names)
-        guard.export(folder / name)
-    export_small("vectors", folder / "vectors")
+        guard.export(folder / f"{name}.zip")
+    export_small("vectors", folder / "vectors.zip")
     return folder

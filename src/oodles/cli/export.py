@@ -13,7 +13,7 @@ from oodles.errors import ArgumentError
 
 
 def export(
-    out: Annotated[Path, Option(help="Folder to write, or a file that ends in .zip.")],
+    out: Annotated[Path, Option(help="File to write, which ends in .zip.")],
     given: GuardOptions,
     guard: Annotated[
         Path | None,

@@ -31,9 +31,9 @@ def score(
         Argument(
             metavar="[GUARD] INPUTS",
             help="A guard made by oodles fit, or an exported one, then images, folders or .zip files of images, "
-            "patterns such as 'photos/**/*.jpg', .npy files of uint8 (n, height, width, 3), CIFAR batches, features "
-            "made by oodles extract, or - for a list on standard input, one path per line. Without a guard: a small "
-            "CIFAR-10 network that comes with oodles.",
+            ".npy files of uint8 (n, height, width, 3), CIFAR batches, features made by oodles extract, or - for a "
+            "list on standard input, one path per line. Without a guard: a small CIFAR-10 network that comes with "
+            "oodles.",
         ),
     ],
     given: GuardOptions,
@@ -48,9 +48,8 @@ def score(
     out: Annotated[
         Path | None,
         Option(
-            help="Write the results to this file and print nothing: .jsonl, .csv, .parquet, or .npy for the scores "
-            "alone. Lines are added batch by batch; Parquet and NumPy files appear when they are complete. With --ray: "
-            "a new folder of Parquet files."
+            help="Write the results to this file and print nothing: .jsonl, .csv or .parquet. Lines are added batch by "
+            "batch; a Parquet file appears when it is complete. With --ray: a new folder of Parquet files."
         ),
     ] = None,
     resume: Annotated[
@@ -119,11 +118,12 @@ def score(
     # read when torch is imported; its threads would otherwise spin and take the cores from the threads that decode
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from oodles.deploy.scoring import Counts, check_output, score_files, score_inputs
+    from oodles.deploy.results.writing import check_results
+    from oodles.deploy.scoring import Counts, score_files, score_inputs
     from oodles.deploy.sources import InputSequence
 
     if out is not None:
-        check_output(out, resume=resume, overwrite=force)
+        check_results(out, resume=resume, force=force)
     inputs = InputSequence(paths, notice)
     opened = open_for(guard, given, images=inputs.has_images, device=device, threads=threads)
     counts = Counts()
@@ -142,7 +142,7 @@ def score(
             else:
                 score_files(opened, inputs, out, resume=resume, overwrite=force, **how)
         except KeyboardInterrupt:
-            if out is not None and counts.total and out.suffix.lower() != ".npy":
+            if out is not None and counts.total:
                 notice(f"{counts.total} results are in {out}; run the same command with --resume to continue")
             raise
     _report(counts, opened, out, quiet=as_csv or as_json)

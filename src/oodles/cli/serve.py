@@ -27,7 +27,7 @@ def serve(
         list[str] | None,
         Argument(
             metavar="[GUARD]...",
-            help="Exported guards, folders or .zip files, each as PATH or NAME=PATH. Without any: a small CIFAR-10 "
+            help="Exported guards, each as PATH or NAME=PATH. Without any: a small CIFAR-10 "
             "network that comes with oodles, to try it (needs PyTorch).",
         ),
     ] = None,

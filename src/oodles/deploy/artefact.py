@@ -1,14 +1,14 @@
-"""An exported guard on disk: a folder or a .zip with a record, an ONNX graph and the detector's tensors.
+"""An exported guard on disk: a .zip with a record, an ONNX graph and the detector's tensors.
 
 The record names the SHA-256 of the other two and carries one of its own. Everything is checked before it is used. A
 checksum finds accidents; anyone who can alter a file can also compute its checksum, so open only what you trust.
 """
 
+import errno
 import hashlib
 import io
 import os
 import struct
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 
 from oodles.deploy.graph_check import check_graph
-from oodles.errors import FileError
+from oodles.errors import ArgumentError, FileError
 from oodles.records.fields import Finite, PreprocessingFields, ThresholdFields
 from oodles.records.files import (
-    TEMPORARY,
     Digest,
     Fields,
     Record,
@@ -33,11 +32,8 @@ from oodles.records.files import (
     checksum,
     open_regular,
     parse_record,
-    read_regular,
     record_bytes,
     write_bytes,
-    write_record,
-    writing,
 )
 from oodles.records.text import one_line, printable
 
@@ -80,12 +76,6 @@ class _Explanation(Struct, forbid_unknown_fields=True):
     sparsified: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1000)]
 
 
-class _Graph(Struct, forbid_unknown_fields=True):
-    opset: Annotated[int, Meta(ge=1)]
-    ir_version: Annotated[int, Meta(ge=1)]
-    torch: str
-
-
 class _Agreement(Struct, forbid_unknown_fields=True):
     """How far the graph was from torch when it was exported, as relative differences, and on what."""
 
@@ -102,13 +92,10 @@ class _Fields(Fields):
     multilabel: bool
     preprocessing: PreprocessingFields | None
     inputs: Annotated[list[_Input], Meta(min_length=1, max_length=64)]
-    outputs: list[str]
     spec: str
     detector: dict[str, Any]
     threshold: ThresholdFields
     model: str
-    metrics: dict[str, Finite]
-    graph: _Graph
     agreement: _Agreement
     members: dict[Literal["guard.onnx", "detector.safetensors"], _Member]
     explanation: _Explanation
@@ -120,72 +107,67 @@ class Artefact:
 
     path: Path
     record: Record
-    graph: bytes
+    contents: Mapping[str, bytes]
     arrays: Arrays
     identity: str
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a folder or .zip looks like an exported guard; nothing is checked."""
-    if path.is_dir():
-        return (path / GRAPH).is_file() and (path / RECORD).is_file()
+    """Whether a .zip looks like an exported guard; nothing is checked."""
     if path.suffix.lower() != ".zip":
         return False
     try:
-        with _archive(path) as archive:
+        with open_regular(path) as file, _archive(path, file) as archive:
             return {RECORD, GRAPH} <= {*archive.namelist()}
-    except FileError:
+    except (FileError, OSError):
         return False
 
 
 def is_guard(path: Path) -> bool:
-    """Whether a path looks like a guard, saved or exported; nothing is checked."""
+    """Whether a path looks like a guard, the folder of a saved one or the .zip of an exported one."""
     return (path / RECORD).is_file() or is_exported(path)
 
 
 def read_artefact(path: Path) -> Artefact:
     """Read an exported guard; whatever is missing, altered or unexpected is an error."""
+    if path.is_symlink():
+        raise FileError(f"{path} is a symbolic link, which is not allowed")
     try:
-        with _opened(path) as read:
-            record = _record(path, read(RECORD, MAX_RECORD_BYTES))
-            contents = {name: _checked(path, name, read, record["members"]) for name in MEMBERS}
+        with open_regular(path) as file:
+            return parse_artefact(path, file)
+    except FileError:
+        raise
+    except OSError as error:
+        fact = "does not exist" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+        raise FileError(f"{path} {fact}; give the .zip that `oodles export` wrote") from None
+
+
+def parse_artefact(path: Path, file: IO[bytes]) -> Artefact:
+    """Return the exported guard in an open file, checked as :func:`read_artefact` does."""
+    try:
+        with _archive(path, file) as archive:
+            _check_members(path, archive)
+            record = _record(path, _read_member(path, archive, RECORD, MAX_RECORD_BYTES))
+            contents = {name: _checked(path, name, archive, record["members"][name]) for name in MEMBERS}
         _check_graph(path, contents[GRAPH])
-        return Artefact(path, record, contents[GRAPH], _arrays(path, contents[TENSORS]), checksum(record))
+        return Artefact(path, record, contents, _arrays(path, contents[TENSORS]), checksum(record))
     except MemoryError:
         raise FileError(f"{path} needs more memory than there is; open it on a larger machine") from None
 
 
-def describe(record: Record, contents: Mapping[str, bytes]) -> Record:
-    """The record of an exported guard with these members."""
+def pack_artefact(path: Path, record: Record, contents: Mapping[str, bytes]) -> bytes:
+    """Return what an exported guard with this record and these members has on disk."""
     members = {
         name: {"sha256": hashlib.sha256(part).hexdigest(), "bytes": len(part)} for name, part in contents.items()
     }
-    return {"kind": KIND, "schema": SCHEMA, **record, "members": members}
-
-
-@contextmanager
-def written(path: Path, record: Record, contents: Mapping[str, bytes], *, overwrite: bool) -> Iterator[Path]:
-    """Write an exported guard beside ``path``, give it to the block to try, and move it to ``path`` if it holds."""
-    check_free(path, overwrite)
-    parts = {**contents, RECORD: record_bytes(describe(record, contents), path / RECORD)}
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}{TEMPORARY}", dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            if path.suffix.lower() == ".zip":
-                made.write_bytes(_zipped(parts))
-            else:
-                made.mkdir()
-                for name, content in parts.items():
-                    write_bytes(made / name, content)
-            yield made
-            if path.is_dir():  # a folder cannot be replaced in one step
-                path.rename(Path(folder) / "old")
-            made.replace(path)
+    described = {"kind": KIND, "schema": SCHEMA, **record, "members": members}
+    return _zipped({**contents, RECORD: record_bytes(described, path)})
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Raise if something is at ``path`` that must not be replaced."""
+    """Raise unless an exported guard may be written to ``path``."""
+    if path.suffix.lower() != ".zip":
+        raise ArgumentError(f"{path} must end in .zip, since an exported guard is one file")
     if not path.exists() and not path.is_symlink():
         return
     if not is_exported(path):
@@ -194,22 +176,13 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileError(
             f"{path} holds an exported guard; choose another place, or replace it (overwrite=True, --force)"
         )
-    found = [each.name for each in path.iterdir()] if path.is_dir() else []
-    other = next((name for name in found if name not in (RECORD, *MEMBERS) and TEMPORARY not in name), None)
-    if other is not None:
-        raise FileError(f"{path} also has {other!r}, which is not part of an exported guard; choose another place")
 
 
 def replace_threshold(path: Path, threshold: Record) -> None:
-    """Give an exported guard another threshold: its record alone changes, in one atomic step."""
+    """Give an exported guard another threshold, in one atomic step; only its record changes."""
     artefact = read_artefact(path)
     record = checked({**artefact.record, "threshold": threshold}, _Fields, path)
-    if path.is_dir():
-        write_record(path / RECORD, record)
-        return
-    with _opened(path) as read:
-        parts = {name: read(name, MAX_BYTES) for name in MEMBERS}
-    write_bytes(path, _zipped({**parts, RECORD: record_bytes(record, path)}))
+    write_bytes(path, _zipped({**artefact.contents, RECORD: record_bytes(record, path)}))
 
 
 def _zipped(parts: Mapping[str, bytes]) -> bytes:
@@ -222,29 +195,12 @@ def _zipped(parts: Mapping[str, bytes]) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A function that reads a member, up to a number of bytes, from a folder or a .zip."""
-    if path.is_dir():
-        remedy = f"{path} is not a complete exported guard, so export it again"
-        yield lambda name, most: read_regular(path / name, most, remedy=remedy)
-        return
-    if not path.exists():
-        raise FileError(f"{path} does not exist; give the folder or .zip that `oodles export` wrote")
-    if path.is_symlink():
-        raise FileError(f"{path} is a symbolic link, which is not allowed")
-    with _archive(path) as archive:
-        _check_members(path, archive)
-        yield lambda name, most: _read_member(path, archive, name, most)
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+def _archive(path: Path, file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
     """A .zip with a short list of members, of which nothing has been read."""
     try:
-        with open_regular(path) as file:
-            _check_directory(path, file)
-            with zipfile.ZipFile(file) as archive:
-                yield archive
+        _check_directory(path, file)
+        with zipfile.ZipFile(file) as archive:
+            yield archive
     except FileError:
         raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
@@ -292,11 +248,11 @@ def _record(path: Path, content: bytes) -> Record:
         record = parse_record(content, source, kind=KIND, schema=SCHEMA, fields=_Fields)
     except FileError as error:  # which may quote a name from the file
         raise FileError(printable(str(error))) from None
-    names = [each["name"] for each in record["inputs"]]
+    names, about = [each["name"] for each in record["inputs"]], record["explanation"]
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
-        "inputs": len({*names}) == len(names),
-        "explanation": _is_consistent(record["explanation"]),
+        "explanation": (about["reduction"] is None) == (not about["members"])
+        and len(about["limits"]) == len(about["members"]),
         "preprocessing": record["preprocessing"] is None
         or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
     }
@@ -306,17 +262,10 @@ def _record(path: Path, content: bytes) -> Record:
     return record
 
 
-def _is_consistent(explanation: Record) -> bool:
-    """Whether the places are those of members, and only an ensemble has a reduction."""
-    places, parts = explanation["sparsified"], len(explanation["members"]) or 1
-    in_order = sorted({*places}) == places and all(place < parts for place in places)
-    in_order = in_order and len(explanation["limits"]) == len(explanation["members"])
-    return in_order and (explanation["reduction"] is None) == (not explanation["members"])
-
-
-def _checked(path: Path, name: str, read: Any, members: Mapping[str, Any]) -> bytes:
-    content: bytes = read(name, members[name]["bytes"])
-    if len(content) != members[name]["bytes"] or hashlib.sha256(content).hexdigest() != members[name]["sha256"]:
+def _checked(path: Path, name: str, archive: zipfile.ZipFile, entry: Record) -> bytes:
+    """The content of a member, which must have the size and the SHA-256 of its entry in the record."""
+    content = _read_member(path, archive, name, entry["bytes"])
+    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise FileError(
             f"{path}: {name} was altered or truncated (its size or SHA-256 does not match); export the guard again"
         )

@@ -4,11 +4,9 @@ The graph has outputs for it after those of a verdict: ``member_score`` ``(n, me
 ``s`` detectors that sparsify the head ``kept`` and ``dropped`` ``(n, s, units)``, ``bias`` and ``factor`` ``(n, s)``.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from oodles.deploy.artefact import Arrays, Artefact
 from oodles.errors import FileError
@@ -24,60 +22,27 @@ def output_names(record: Record) -> tuple[str, ...]:
     return (*([MEMBER_SCORE] if record["members"] else ()), *(CONTRIBUTIONS if record["sparsified"] else ()))
 
 
-@dataclass(frozen=True, eq=False)
-class Explainer:
-    """Makes findings of a graph's outputs.
-
-    ``specs`` are the detectors that have findings, ``sparsified`` the places of those with contributions among them.
-    ``ranks`` are those of an ensemble, ``reduction`` is how it combines its members; None if there is one detector.
-    """
-
-    specs: tuple[str, ...]
-    sparsified: tuple[int, ...]
-    outputs: tuple[str, ...]
-    reduction: str | None
-    ranks: Ranks | None
-
-    @classmethod
-    def of(cls, artefact: Artefact) -> "Explainer":
-        """Return what explains the verdicts of an exported guard."""
-        record = artefact.record["explanation"]
-        members = tuple(record["members"])
-        return cls(
-            members or (artefact.record["spec"],),
-            tuple(record["sparsified"]),
-            output_names(record),
-            record["reduction"],
-            _ranks(artefact, record["limits"]) if members else None,
-        )
-
-    def fits(self, shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
-        """Whether the outputs have as many members, sparsified detectors and units as they should."""
-        found = {name: tuple(shapes.get(name, ()))[1:] for name in self.outputs}
-        units = found["kept"][-1:] if self.sparsified else ()
-        each = (len(self.sparsified),)
-        wanted = {MEMBER_SCORE: (len(self.specs),), "kept": each + units, "dropped": each + units}
-        return all(isinstance(size, int) for size in units) and all(
-            shape == wanted.get(name, each) for name, shape in found.items()
-        )
-
-    def findings(self, scores: npt.NDArray[np.floating], outputs: Arrays) -> list[tuple[Finding, ...]]:
-        """The findings of each row; of an ensemble's members those with the lowest ranks first."""
-        contributions: list[Sequence[Contributions | None]] = [[None] * len(scores) for _ in self.specs]
-        for place, number in enumerate(self.sparsified):
-            kept, dropped = (outputs[name][:, place].astype(np.float64) for name in ("kept", "dropped"))
-            bias, factor = (outputs[name][:, place].tolist() for name in ("bias", "factor"))
-            contributions[number] = list(map(Contributions, kept, dropped, bias, factor))
-        own = scores[None]
-        if self.ranks is not None:
-            own = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T
-        unknown = [()] * len(scores)
-        parts = zip(self.specs, own, contributions, strict=True)
-        return findings_by_row([Part(spec, values, unknown, shown) for spec, values, shown in parts], self.ranks)
+def findings_of(record: Record, ranks: Ranks | None, outputs: Arrays) -> list[tuple[Finding, ...]]:
+    """Return the findings of each row: of the detector that a guard's record names, or of an ensemble's members."""
+    about, scores = record["explanation"], outputs["score"]
+    specs = about["members"] or [record["spec"]]
+    contributions: list[Sequence[Contributions | None]] = [[None] * len(scores) for _ in specs]
+    columns = (outputs[name].swapaxes(0, 1).astype(np.float64) for name in CONTRIBUTIONS if about["sparsified"])
+    for number, kept, dropped, bias, factor in zip(about["sparsified"], *columns, strict=True):
+        contributions[number] = list(map(Contributions, kept, dropped, bias.tolist(), factor.tolist()))
+    own = scores[None]
+    if ranks is not None:
+        own = np.where(np.isfinite(outputs[MEMBER_SCORE]), outputs[MEMBER_SCORE], np.nan).T
+    unknown = [()] * len(scores)
+    parts = zip(specs, own, contributions, strict=True)
+    return findings_by_row([Part(spec, values, unknown, shown) for spec, values, shown in parts], ranks)
 
 
-def _ranks(artefact: Artefact, limits: Sequence[float | None]) -> Ranks:
-    """What the ensemble learned of its members' scores on held-out ID inputs."""
+def read_ranks(artefact: Artefact) -> Ranks | None:
+    """Return what the ensemble learned of its members' scores on held-out ID inputs; None if there is no ensemble."""
+    limits = artefact.record["explanation"]["limits"]
+    if not limits:
+        return None
     given = [artefact.arrays.get(name, np.empty(0)) for name in RANKS]
     reference, centre, spread = given
     usable = all(each.dtype.kind == "f" and bool(np.isfinite(each).all()) for each in given) and (

@@ -1,8 +1,8 @@
 """``export_guard``: a guard as files that run without it, written only if they give the guard's own answers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +15,18 @@ from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
 from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, read_artefact, written
+from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, pack_artefact, parse_artefact
 from oodles.deploy.explaining import CONTRIBUTIONS
-from oodles.deploy.exported import ID_SCORES, INPUT, OUTPUTS, TEST, ExportedGuard, relative_gap, start_session
+from oodles.deploy.exported import (
+    ID_SCORES,
+    INPUT,
+    OUTPUTS,
+    TEST,
+    ExportedGuard,
+    describe_inputs,
+    relative_gap,
+    start_session,
+)
 from oodles.deploy.inputs import uncropped
 from oodles.deploy.saving import describe_detector
 from oodles.detectors import Detector
@@ -27,7 +36,7 @@ from oodles.explanation.findings import Explanation
 from oodles.extras import needed_by
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
-from oodles.records.files import Record
+from oodles.records.files import Record, write_bytes
 from oodles.records.tensors import serialise
 
 ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
@@ -49,10 +58,8 @@ class Exportable(NamedTuple):
     fingerprint: str
 
 
-def export_guard(
-    guard: Exportable, path: Path, inputs: Inputs, origin: str, *, metrics: Mapping[str, float], overwrite: bool
-) -> ExportedGuard:
-    """Write the guard to ``path``, a folder or a .zip; returns what was written, as it is opened.
+def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, overwrite: bool) -> ExportedGuard:
+    """Write the guard to ``path``, a .zip; returns what was written, as it is opened.
 
     ``inputs`` are up to 64 rows for which torch and onnxruntime are compared, ``origin`` says what they are. A
     difference beyond the tolerance, or one other decision, and nothing is written.
@@ -72,35 +79,32 @@ def export_guard(
         multilabel=guard.multilabel,
     )
     tests = rows.test_inputs()
+    content = model.SerializeToString()
+    session = start_session(path, content)
     record = {
         "oodles": __version__,
         "class_names": list(guard.class_names),
         "multilabel": guard.multilabel,
         "preprocessing": guard.preprocessing,
-        "inputs": _described(model, tests),
-        "outputs": [output.name for output in model.graph.output],
+        "inputs": describe_inputs(session),
         "explanation": graph.described_explanation(guard.detector, guard.forward),
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
         "model": guard.fingerprint,
-        "metrics": dict(metrics),
-        "graph": {"opset": graph.OPSET, "ir_version": graph.IR_VERSION, "torch": str(torch.__version__)},
+        "agreement": {
+            "rows": len(rows.network),
+            "inputs": origin,
+            "tolerance": TOLERANCE,
+            **_compare(guard, rows, session),
+        },
     }
-    content = model.SerializeToString()
-    session = start_session(content)
-    agreement = {
-        "rows": len(rows.network),
-        "inputs": origin,
-        "tolerance": TOLERANCE,
-        **_compare(guard, rows, session),
-    }
-    tensors = _tensors(guard, tests, session)
-    contents = {GRAPH: content, TENSORS: serialise(tensors)}
-    with written(path, {**record, "agreement": agreement}, contents, overwrite=overwrite) as made:
-        exported = ExportedGuard(replace(read_artefact(made), path=path))  # tries it before it takes its place
-        _compare_explanations(guard, rows, exported)
-        return exported
+    tensors = serialise(_tensors(guard, tests, session))
+    packed = pack_artefact(path, record, {GRAPH: content, TENSORS: tensors})
+    exported = ExportedGuard(parse_artefact(path, BytesIO(packed)))  # tries it before it takes its place
+    _compare_explanations(guard, rows, exported)
+    write_bytes(path, packed)
+    return exported
 
 
 def refuse_steps(detector: Detector) -> None:
@@ -235,18 +239,6 @@ def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor
         kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
     kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}
     return kept | {f"{TEST}output.{name}": torch.from_numpy(value) for name, value in answers.items()}
-
-
-def _described(model: Any, tests: Arrays) -> list[Record]:
-    """Names, types and shapes of the graph's inputs; None is a size that may differ from call to call."""
-    described = []
-    for value in model.graph.input:
-        if value.name not in tests:
-            continue
-        dimensions = value.type.tensor_type.shape.dim
-        shape = [each.dim_value if each.HasField("dim_value") else None for each in dimensions]
-        described.append({"name": value.name, "dtype": str(tests[value.name].dtype), "shape": shape})
-    return described
 
 
 def _arrays(inputs: Inputs) -> Arrays:

@@ -1,24 +1,23 @@
 """``ExportedGuard``: runs an exported guard with onnxruntime and NumPy alone."""
 
 import copy
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from oodles.calibration import Threshold, restore_threshold
+from oodles.calibration import Threshold, check_id_rate, restore_threshold
 from oodles.data.transforms import Transform
-from oodles.deploy.artefact import Arrays, Artefact, read_artefact, replace_threshold, rows_of
-from oodles.deploy.explaining import Explainer
+from oodles.deploy.artefact import GRAPH, Arrays, Artefact, read_artefact, replace_threshold, rows_of
+from oodles.deploy.explaining import findings_of, output_names, read_ranks
 from oodles.deploy.inputs import fitting, pixels_of, uncropped
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.explanation.findings import Explanation, explanations_of
 from oodles.extras import needed_by
-from oodles.records.fields import ThresholdFields
 from oodles.records.files import Record, checksum
 from oodles.records.text import one_line
 
@@ -78,18 +77,18 @@ class ExportedGuard:
         self.calibration = _summary(self.threshold.id_scores)
         known = artefact.record["preprocessing"]
         self.transform: Transform | None = None if known is None else Transform.from_record(known)
-        self._session = self._start(artefact.graph, device, threads)
+        self._session = start_session(self.path, artefact.contents[GRAPH], device, threads)
         self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
         self._limit = self._limit_of(self.threshold)
-        self._explainer = Explainer.of(artefact)
-        self._every_output = (*OUTPUTS, *self._explainer.outputs)
+        self._ranks = read_ranks(artefact)
+        self._every_output = (*OUTPUTS, *output_names(self.record["explanation"]))
         self._check_graph()
         self._test(artefact.arrays)
 
     @classmethod
     def open(cls, path: str | Path, *, device: str = "cpu", threads: int | None = None) -> "ExportedGuard":
-        """Read the folder or .zip that ``export`` wrote, check every part of it, and try it on its test inputs.
+        """Read the .zip that ``export`` wrote, check every part of it, and try it on its test inputs.
 
         ``device`` is ``cpu``, or ``cuda`` with onnxruntime-gpu; ``threads`` is the number for one call, by default
         one per core.
@@ -114,21 +113,10 @@ class ExportedGuard:
         Both come from one run.
         """
         answers = self._answers(batch, self._every_output if explain else OUTPUTS)
-        verdict = ArrayVerdict._make([*(answers[name] for name in OUTPUTS), ()])
-        if not explain:
-            return verdict
-        explanations = explanations_of(
-            verdict.score,
-            verdict.is_id.tolist(),
-            verdict.label,
-            self._explainer.findings(verdict.score, answers),
-            class_names=self.class_names,
-            threshold=self.threshold,
-            reduction=self._explainer.reduction,
-        )
-        return verdict._replace(explanations=explanations)
+        explanations = self._explanations(answers) if explain else ()
+        return ArrayVerdict._make([*(answers[name] for name in OUTPUTS), explanations])
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Arrays:
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
         return {INPUT: uncropped(pixels, self.check_images())}
 
@@ -156,28 +144,35 @@ class ExportedGuard:
         P-values are still those among the scores of the calibration set that the guard was exported with. To change
         the files too, see :meth:`save_threshold`.
         """
-        about = threshold.as_record()
-        try:
-            msgspec.convert(about, ThresholdFields)
-        except msgspec.ValidationError as error:
-            raise ArgumentError(f"{threshold} cannot be the threshold of a guard: {error}") from None
+        check_id_rate(threshold.id_rate)
         other = copy.copy(self)
-        other.threshold = Threshold(**about, id_scores=self.threshold.id_scores)
+        other.threshold = dataclasses.replace(threshold, id_scores=self.threshold.id_scores)
         other._limit = self._limit_of(other.threshold)
         if not np.isfinite(other._limit[THRESHOLD]):
             raise ArgumentError(f"{threshold} cannot be the threshold of {self.path}, whose scores are float32")
-        other.record = {**self.record, "threshold": about}
+        other.record = {**self.record, "threshold": threshold.as_record()}
         other.identity = checksum(other.record)
         return other
 
     @property
     def members(self) -> tuple[str, ...]:
         """The members of an ensemble as text; () if the detector is none."""
-        return () if self._explainer.ranks is None else self._explainer.specs
+        return tuple(self.record["explanation"]["members"])
 
     def __repr__(self) -> str:
         takes = "images" if self.transform is not None else ", ".join(self._inputs)
         return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
+
+    def _explanations(self, answers: Arrays) -> list[Explanation]:
+        return explanations_of(
+            answers["score"],
+            answers["is_id"].tolist(),
+            answers["label"],
+            findings_of(self.record, self._ranks, answers),
+            class_names=self.class_names,
+            threshold=self.threshold,
+            reduction=self.record["explanation"]["reduction"],
+        )
 
     def _answers(self, given: Arrays, names: Sequence[str]) -> Arrays:
         """The outputs of these names, for all rows."""
@@ -200,16 +195,12 @@ class ExportedGuard:
             )
         return answers
 
-    def _start(self, graph: bytes, device: str, threads: int | None) -> "onnxruntime.InferenceSession":
-        try:
-            return start_session(graph, device, threads)
-        except FileError as error:
-            raise FileError(f"{self.path}: {error}") from None
-
     def _limit_of(self, threshold: Threshold) -> Arrays:
         """The threshold as the graph takes it."""
+        types = {each.name: each.type for each in self._session.get_overridable_initializers()}
         with np.errstate(over="ignore"):
-            return {THRESHOLD: np.asarray(threshold.value, _threshold_type(self._session))}
+            precise = types.get(THRESHOLD) == "tensor(double)"
+            return {THRESHOLD: np.asarray(threshold.value, np.float64 if precise else np.float32)}
 
     # Inputs -------------------------------------------------------------------------------------
 
@@ -245,15 +236,13 @@ class ExportedGuard:
 
     def _check_graph(self) -> None:
         """Raise unless the graph takes and gives what the record says."""
-        takes = {each.name: _described(each) for each in self._session.get_inputs()}
         default = {each.name for each in self._session.get_overridable_initializers()}
         shapes = {each.name: each.shape for each in self._session.get_outputs()}
         logits = next(iter(shapes.values()))
         consistent = (
-            takes == self._inputs,
+            describe_inputs(self._session) == self.record["inputs"],
             THRESHOLD in default and bool(np.isfinite(self._limit[THRESHOLD])),
-            tuple(shapes) == tuple(self.record["outputs"]) == self._every_output,
-            self._explainer.fits(shapes),
+            tuple(shapes) == self._every_output,
             all(each.type in KINDS.get(each.name, FLOATS) for each in self._session.get_outputs()),
             len(logits) == 2,
         )
@@ -266,13 +255,15 @@ class ExportedGuard:
     def _test(self, arrays: Arrays) -> None:
         """Raise unless the answers to the test inputs are those of the machine that exported the guard."""
         given = {name: arrays.get(TEST + name) for name in self._inputs}
-        tested = ("logits", "score", *self._explainer.outputs)
+        tested = ("logits", "score", *output_names(self.record["explanation"]))
         expected = {name: arrays.get(f"{TEST}output.{name}") for name in tested}
         if any(part is None for part in (*given.values(), *expected.values())):
             raise FileError(f"{self.path} has no test inputs; export the guard again")
         try:
             inputs = {name: np.asarray(value) for name, value in given.items()}
             runs = [self._answers(inputs, self._every_output)]
+            for explanation in self._explanations(runs[0]):
+                explanation.as_record()
             if self.transform is not None:
                 runs.append(self(list(inputs[INPUT]))._asdict())
             for answers in runs:
@@ -296,8 +287,10 @@ class ExportedGuard:
                 )
 
 
-def start_session(graph: bytes, device: str = "cpu", threads: int | None = None) -> "onnxruntime.InferenceSession":
-    """A checked graph in onnxruntime."""
+def start_session(
+    path: Path, graph: bytes, device: str = "cpu", threads: int | None = None
+) -> "onnxruntime.InferenceSession":
+    """The checked graph of the guard in ``path`` in onnxruntime."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would send reports of its use, from its import on
     with needed_by("an exported guard"):
         import onnxruntime
@@ -317,7 +310,7 @@ def start_session(graph: bytes, device: str = "cpu", threads: int | None = None)
         # without a fallback, which is announced on standard output
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors have no common class
-        raise FileError(f"onnxruntime refuses the graph: {one_line(error)}") from None
+        raise FileError(f"{path}: onnxruntime refuses the graph: {one_line(error)}") from None
 
 
 def run_options() -> "onnxruntime.RunOptions":
@@ -329,16 +322,16 @@ def run_options() -> "onnxruntime.RunOptions":
     return options
 
 
-def _described(value: Any) -> Record:
-    """An input of a graph as a record describes it."""
-    kind = TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
-    shape = [size if isinstance(size, int) else None for size in value.shape]
-    return {"name": value.name, "dtype": kind, "shape": shape}
-
-
-def _threshold_type(session: "onnxruntime.InferenceSession") -> Any:
-    kinds = {each.name: each.type for each in session.get_overridable_initializers()}
-    return np.float64 if kinds.get(THRESHOLD) == "tensor(double)" else np.float32
+def describe_inputs(session: "onnxruntime.InferenceSession") -> list[Record]:
+    """Names, types and shapes of a graph's inputs; None is a size that may differ from call to call."""
+    return [
+        {
+            "name": each.name,
+            "dtype": TYPES.get(each.type, each.type.removeprefix("tensor(").removesuffix(")")),
+            "shape": [size if isinstance(size, int) else None for size in each.shape],
+        }
+        for each in session.get_inputs()
+    ]
 
 
 def _summary(scores: Array | None) -> Record | None:

@@ -14,12 +14,11 @@ from oodles.data.loaders import normalise
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.saving import load_guard, save_threshold
-from oodles.detectors import Detector
 from oodles.errors import ArgumentError, DataError
 from oodles.explanation.findings import Explanation
 from oodles.features import Features
 from oodles.functional import label_probability
-from oodles.guard import Guard
+from oodles.guard import Guard, Verdict
 from oodles.network.taps import usable_device
 from oodles.records.files import Key, Record, checksum
 from oodles.store import read_manifest
@@ -70,7 +69,7 @@ class SavedGuard:
             )
         return self._guard, self.transform
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Tensor:
+    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
         images = normalise(self.check_images()[1], torch.from_numpy(pixels).to(self._device))
         # the layout that convolutions on a CPU are fastest in
@@ -78,11 +77,16 @@ class SavedGuard:
 
     def judge(self, batch: Tensor | Features) -> ArrayVerdict:
         """Return the verdict for images as :meth:`batch` gives them, or for features, which need no model."""
-        if not isinstance(batch, Features):
+        if isinstance(batch, Features):
+            self.class_names = self.class_names or batch.class_names
+            scores = self.fitted.score(batch)
+            verdict = Verdict(batch.logits, batch.logits.argmax(dim=1), scores, self.threshold.is_id(scores))
+            probability = label_probability(batch.logits, multilabel=batch.multilabel)
+        else:
             verdict, probability = self.check_images()[0].with_probability(batch)
-            return array_verdict(*verdict, probability, self.threshold)
-        self.class_names = self.class_names or batch.class_names
-        return judge_features(self.fitted, self.threshold, batch)
+        logits, label, score, is_id = (each.detach().cpu().numpy() for each in verdict)
+        likely = probability.float().cpu().numpy()
+        return ArrayVerdict(logits, label, likely, score, self.threshold.p_values(score), is_id)
 
     def explain(self, batch: Tensor) -> list[Explanation]:
         """Say why images are accepted or rejected, see :meth:`oodles.Guard.explain`."""
@@ -123,24 +127,3 @@ def known_transform(path: Path, recorded: Record | None, given: Mapping[str, Any
     if any(getattr(known, name) != value for name, value in given.items()):
         raise ArgumentError(f"{path} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
     return known
-
-
-def judge_features(detector: Detector, threshold: Threshold, features: Features) -> ArrayVerdict:
-    """Return the verdict for features, which need no model."""
-    logits, score = features.logits, detector.score(features)
-    probability = label_probability(logits, multilabel=features.multilabel)
-    return array_verdict(logits, logits.argmax(dim=1), score, threshold.is_id(score), probability, threshold)
-
-
-def array_verdict(
-    logits: Tensor, label: Tensor, score: Tensor, is_id: Tensor, probability: Tensor, threshold: Threshold
-) -> ArrayVerdict:
-    """Return a guard's verdict as arrays, with the p-values of its threshold."""
-    values: Any = _array(score)
-    return ArrayVerdict(
-        _array(logits), _array(label), _array(probability.float()), values, threshold.p_values(values), _array(is_id)
-    )
-
-
-def _array(values: Tensor) -> npt.NDArray[Any]:
-    return values.detach().cpu().numpy()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,16 @@ from oodles.data.decoding import WORKERS, Prepared, prefetch, prepare
 from oodles.data.transforms import Transform
 from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.opening import OpenGuard
-from oodles.deploy.results.jobs import Job
-from oodles.deploy.results.rows import FORMATS, Row
-from oodles.deploy.results.scores import write_scores
-from oodles.deploy.results.writing import check_results, open_results
+from oodles.deploy.results.rows import Row
+from oodles.deploy.results.writing import Job, check_results, open_results
 from oodles.deploy.sources import Batch, FeatureBatch, InputSequence
-from oodles.errors import ArgumentError, DataError
+from oodles.errors import DataError
 from oodles.explanation.findings import Explanation
 
 Pixels = npt.NDArray[np.uint8]
 Judged = TypeVar("Judged")
 
 BATCH_SIZE = 32
-SUFFIXES = (*FORMATS, ".npy")
 NOT_FINITE = "the network gives NaN or infinite values for it"
 
 
@@ -71,7 +68,7 @@ def score_files(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Counts:
-    """Score images and features, and write one row per input to ``out``: .jsonl, .csv, .parquet, or .npy for scores.
+    """Score images and features, and write one row per input to ``out``: .jsonl, .csv or .parquet.
 
     Rows are appended batch by batch. With ``resume`` a file that was interrupted is continued; guard, inputs and
     ``batch_size`` must be the same, and every bit is that of an uninterrupted run. A file that cannot be read is a row
@@ -79,14 +76,9 @@ def score_files(
     those that the file had already.
     """
     path, counts = Path(out), Counts()
-    check_output(path, resume=resume, overwrite=overwrite)
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    _check_inputs(guard, sequence)
-    batches = _batches(sequence, batch_size)
-    if path.suffix.lower() == ".npy":
-        write_scores(path, _counted(score_batches(guard, batches, workers), counts, progress))
-        return counts
-    recorded = guard.transform.as_record() if sequence.has_images and guard.transform is not None else None
+    check_results(path, resume=resume, force=overwrite)
+    batches = _batches(guard, inputs, batch_size)
+    recorded = None if guard.transform is None else guard.transform.as_record()
     threshold = guard.threshold
     job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
     with open_results(path, job, resume=resume, force=overwrite) as results:
@@ -106,18 +98,14 @@ def score_inputs(
     progress: Progress | None = None,
 ) -> Iterator[list[Row]]:
     """Yield the rows of each batch as soon as it is scored; the arguments are those of :func:`score_files`."""
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    _check_inputs(guard, sequence)
-    return _counted(score_batches(guard, _batches(sequence, batch_size), workers), Counts(), progress)
+    return _counted(score_batches(guard, _batches(guard, inputs, batch_size), workers), Counts(), progress)
 
 
 def explain_inputs(
-    guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, *, workers: int | None = None
+    guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence
 ) -> Iterator[list[tuple[str, Explanation | str]]]:
     """Yield, batch by batch, the name of each image and its explanation, or why it cannot be read."""
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
-    guard.check_images()
-    for batch, images in decode_ahead(_batches(sequence, BATCH_SIZE), guard.transform, workers):
+    for batch, images in decode_ahead(_batches(guard, inputs, BATCH_SIZE), guard.transform):
         found = _of_images(images, lambda pixels: guard.explain(guard.batch(pixels)))
         yield [*zip(batch.names, found, strict=True)]
 
@@ -135,30 +123,13 @@ def _count(counts: Counts, progress: Progress | None, rows: Sequence[Row]) -> No
         progress(counts)
 
 
-def check_output(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Raise unless :func:`score_files` can write to ``path``."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ArgumentError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if path.is_dir():
-        raise ArgumentError(f"{path} is a folder; give the name of a file")
-    if suffix != ".npy":
-        check_results(path, resume=resume, force=overwrite)
-    elif resume:
-        raise ArgumentError(f"{path} cannot be resumed; .jsonl, .csv and .parquet can")
-    elif path.exists() and not overwrite:
-        raise ArgumentError(f"{path} exists already; --force replaces it")
-
-
-def _check_inputs(guard: OpenGuard, sequence: InputSequence) -> None:
-    """Raise unless the guard can judge the inputs, before any of them is read."""
+def _batches(guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, size: int) -> Iterator[Batch]:
+    """Return batches of inputs; raise unless the guard can judge them, before any of them is read."""
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
     for folder in sequence.stores:
         guard.check_features(folder)
     if sequence.has_images:
         guard.check_images()
-
-
-def _batches(sequence: InputSequence, size: int) -> Iterator[Batch]:
     batches = sequence.batches(size)
     first = next(batches, None)
     if first is None:
@@ -170,7 +141,8 @@ def score_batches(guard: OpenGuard, batches: Iterable[Batch], workers: int | Non
     """Yield the rows of each batch, in order; images are decoded while others are scored."""
     for batch, images in decode_ahead(batches, guard.transform, workers):
         if isinstance(batch, FeatureBatch):
-            yield verdict_rows(batch.names, guard.judge(batch.features), guard.class_names)
+            features: Any = batch.features  # only a saved guard takes them, see check_features
+            yield verdict_rows(batch.names, guard.judge(features), guard.class_names)
         else:
             yield _image_rows(guard, batch.names, images)
 

@@ -1,6 +1,5 @@
-"""Inputs to score as batches, in order: files, folders, archives, arrays, features, patterns, a list."""
+"""Inputs to score as batches, in order: files, folders, archives, arrays, features, a list."""
 
-import glob
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -46,9 +45,9 @@ Batch = ImageBatch | FeatureBatch
 class InputSequence:
     """Inputs in the order of their paths; those on a list are opened as it is read.
 
-    A path that does not exist, a pattern that matches nothing and a folder without images raise at once. A file that
-    cannot be read is one input with an error; so is a path on a list that names nothing. ``notify`` is called with a
-    line about files that are not images.
+    A path that does not exist and a folder without images raise at once. A file that cannot be read is one input with
+    an error; so is a path on a list that names nothing. ``notify`` is called with a line about files that are not
+    images.
     """
 
     def __init__(self, paths: Sequence[str | Path], notify: Callable[[str], None] | None = None) -> None:
@@ -59,7 +58,7 @@ class InputSequence:
         if LIST in given and (sys.stdin is None or sys.stdin.isatty()):
             raise ArgumentError("- stands for a list of paths on standard input; pipe one in, e.g. find . | oodles ...")
         # images, folders of features, and perhaps LIST
-        self._sources = [source for path in given for source in self._open(path)]
+        self._sources = [self._open(path) for path in given]
 
     @property
     def stores(self) -> list[Path]:
@@ -93,23 +92,11 @@ class InputSequence:
             while part := list(islice(images, size)):
                 yield ImageBatch([name for name, _ in part], [opener for _, opener in part])
 
-    def _open(self, path: Path) -> list[ImageSet | Path]:
+    def _open(self, path: Path) -> ImageSet | Path:
         """Open what an argument names."""
         if path == LIST or is_store(path):
-            return [path]
-        try:
-            found = os.path.lexists(path)
-        except (OSError, ValueError):  # a name that no file can have
-            found = False
-        if not found and glob.has_magic(str(path)):
-            # Path.glob treats a pattern that begins with a folder or "/" differently in every version of Python
-            matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
-            # folders are left out, since ** matches those of the files too
-            kept = [match for match in matches if is_store(match) or not match.is_dir()]
-            if not kept:
-                raise DataError(f"{path} does not exist, and as a pattern it matches no file")
-            return [match if is_store(match) else self._open_or_error(match) for match in kept]
-        return [self._open_images(path) if path.is_dir() or not path.is_file() else self._open_or_error(path)]
+            return path
+        return self._open_or_error(path) if path.is_file() else self._open_images(path)
 
     def _open_images(self, path: Path) -> ImageSet:
         """Open images, each named by the path that leads to it, since two folders may hold images of the same name."""

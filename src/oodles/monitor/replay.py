@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from oodles.calibration import Threshold
-from oodles.deploy.results.jobs import job_path, read_job
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import Row
+from oodles.deploy.results.writing import job_path, read_job
 from oodles.errors import ArgumentError, DataError
 from oodles.monitor.alerts import Alert, AlertRule
 from oodles.monitor.monitor import WINDOW, Monitor
@@ -38,7 +38,7 @@ def open_monitor(
     images. Without a ``window`` it is chosen so that all inputs fit into a chart.
     """
     for path in results:
-        if job_path(path).is_file() and read_job(path)[0].guard != guard:
+        if job_path(path).is_file() and read_job(path).guard != guard:
             raise DataError(
                 f"{path} was made with another guard, or with another threshold of this one; give the guard that "
                 "scored it"

@@ -16,7 +16,7 @@ import numpy as np
 from fastapi import HTTPException
 
 from oodles.calibration import Threshold
-from oodles.deploy.artefact import MEMBERS, RECORD, Arrays, rows_of
+from oodles.deploy.artefact import Arrays, rows_of
 from oodles.deploy.exported import INPUT, ArrayVerdict, ExportedGuard
 from oodles.errors import FileError, OodlesError
 from oodles.monitor import Alert, AlertRule, Monitor
@@ -25,12 +25,12 @@ from oodles.serve.inputs import TextTokenizer
 from oodles.serve.settings import Settings
 from oodles.serve.telemetry import Telemetry, log
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[int, int, int] | None
 MAX_RETRY = 30  # seconds
 
 
 class Source(NamedTuple):
-    """Where a guard comes from: its name in addresses, its folder or .zip, and its tokenizer if it takes texts."""
+    """Where a guard comes from: its name in addresses, its .zip, and its tokenizer if it takes texts."""
 
     name: str
     path: Path
@@ -241,9 +241,8 @@ class ServedGuard:
         return Monitor(guard.threshold, **about)
 
     def _current_stamp(self) -> Stamp:
-        """What changes with any of the guard's files, also if they arrive one after another."""
+        """What changes with the guard's file; None if there is none."""
         with suppress(OSError):
-            paths = [self.path / name for name in (RECORD, *MEMBERS)] if self.path.is_dir() else [self.path]
-            found = [path.stat() for path in paths]
-            return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
-        return ()
+            found = self.path.stat()
+            return found.st_ino, found.st_size, found.st_mtime_ns
+        return None

@@ -1,12 +1,10 @@
 """Results that are continued are those of an uninterrupted run, wherever the writer was killed."""
 
 import json
-import os
 import shutil
 import sys
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +13,9 @@ from pyarrow import parquet
 from support.disks import files_up_to
 
 from oodles.deploy.results import writing
-from oodles.deploy.results.jobs import Job, job_path, read_job
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import COLUMNS, Row
-from oodles.deploy.results.scores import write_scores
-from oodles.deploy.results.writing import check_results, open_results, rows_path
+from oodles.deploy.results.writing import Job, check_results, job_path, open_results, read_job, rows_path
 from oodles.errors import ArgumentError, FileError, MissingPackageError
 
 JOB = Job("msp", 0.5, 0.95, "a" * 64, {"size": 32}, 3)
@@ -74,7 +70,7 @@ def test_rows_come_back(whole, kind):
     assert [each.score for each in found] == [row(name).score for name in NAMES]
     assert [each.error for each in found] == [row(name).error for name in NAMES]
     assert found[3].path == (ODD if kind == ".jsonl" else r"caf\udce9.png")
-    assert read_job(whole / f"r{kind}") == (JOB, len(NAMES))
+    assert read_job(whole / f"r{kind}") == JOB
 
 
 def test_parquet_has_the_columns_in_order_with_null_for_what_is_missing(whole):
@@ -96,7 +92,7 @@ def test_parquet_in_several_row_groups(tmp_path, monkeypatch):
 def test_an_interrupted_job_is_continued(whole, tmp_path, kind, stop):
     path = tmp_path / "again" / f"r{kind}"
     assert write(path, stop=stop)[1] == [name for batch in BATCHES[:stop] for name in batch.names]
-    assert (path.exists(), read_job(path)[1]) == (kind != ".parquet", None)
+    assert path.exists() == (kind != ".parquet")
     seen, computed = write(path, resume=True)
     assert computed == [name for batch in BATCHES[stop:] for name in batch.names]
     assert [each.score for each in seen] == [row(name).score for batch in BATCHES[:stop] for name in batch.names]
@@ -189,7 +185,7 @@ def test_other_inputs_are_not_continued(whole, kind):
 def test_results_without_or_with_a_damaged_record_are_not_continued(whole):
     path = whole / "r.csv"
     record = json.loads(job_path(path).read_text())
-    job_path(path).write_text(json.dumps(record | {"rows": 5}))
+    job_path(path).write_text(json.dumps(record | {"oodles": "9.9"}))
     with pytest.raises(FileError, match="altered after it was written"):
         write(path, resume=True)
     job_path(path).unlink()
@@ -229,29 +225,3 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_when_there_is_room(tmp_path
     assert 0 < path.stat().st_size <= 5000
     write(path, many, resume=True)
     assert path.read_bytes() == straight.read_bytes()
-
-
-@pytest.mark.parametrize("rows", [1, 9, 10, 12_345])
-def test_a_numpy_file_has_the_scores_in_order(tmp_path, rows):
-    batches = [[Row("x.png", 0, None, 0.5, float(number))] for number in range(rows)]
-    write_scores(tmp_path / "scores.npy", [*batches, [Row("y.png", error="empty file")]])
-    scores = np.load(tmp_path / "scores.npy")
-    assert scores.dtype == np.float64
-    np.testing.assert_array_equal(scores, [*range(rows), np.nan])
-
-
-def test_a_numpy_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(tmp_path):
-    path = tmp_path / "scores.npy"
-    write_scores(path, [[Row("x.png", 0, None, 0.5, 1.0)]])
-    before = path.read_bytes()
-
-    def batches():
-        (temporary,) = tmp_path.glob(".scores*")
-        os.utime(temporary, (0, 0))
-        yield [Row("y.png", 0, None, 0.5, 2.0)]
-        assert temporary.stat().st_mtime > 0, "others should see that the file is in use"
-        raise RuntimeError("the network fails")
-
-    with pytest.raises(RuntimeError, match="the network fails"):
-        write_scores(path, batches())
-    assert files(tmp_path) == {path.name: before}

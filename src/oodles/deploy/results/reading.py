@@ -1,8 +1,8 @@
 """Reading results back, row by row, from CSV, JSON lines or Parquet."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from oodles.data.limits import unpacked_limit
 from oodles.deploy.results.rows import COLUMNS, MAX_BYTES, NOT_A_ROW, Lines, Row, as_row, lines_of
@@ -19,21 +19,13 @@ def read_rows(path: Path) -> Iterator[Row]:
 
     A file that is not complete, because it is being written or its writer was killed, ends in an error.
     """
-    lines = lines_of(path)
+    lines, number = lines_of(path), 1
     check_regular(path)
-    if path.suffix.lower() == ".parquet":
-        yield from _read_parquet(path)
-        return
-    number = 0
+    in_lines = (row for row, _ in _line_rows(path, lines))
     try:
-        with path.open("rb") as file:
-            if file.read(len(lines.header)) != lines.header:
-                raise ValueError(f"it does not begin with the line {','.join(COLUMNS)}")
-            while line := file.readline(MAX_BYTES):
-                number += 1
-                if not line.endswith(b"\n"):
-                    raise ValueError("the line is cut off or longer than allowed; `oodles score --resume` completes it")
-                yield lines.decode(line)
+        for row in _parquet_rows(path) if path.suffix.lower() == ".parquet" else in_lines:
+            yield row
+            number += 1
     except (OSError, *NOT_A_ROW) as error:
         reason = one_line(error)
         raise DataError(f"{path} does not hold results of `oodles score`: row {number}: {reason:.300}") from None
@@ -41,15 +33,19 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def whole_rows(path: Path, lines: Lines) -> Iterator[tuple[Row, int]]:
     """The rows of a file up to the first line that is none, each with the place in the file where it ends."""
+    with suppress(*NOT_A_ROW):
+        yield from _line_rows(path, lines)
+
+
+def _line_rows(path: Path, lines: Lines) -> Iterator[tuple[Row, int]]:
+    """The rows of a file, each with the place where it ends; raises at the first line that is none."""
     with path.open("rb") as file:
         if file.read(len(lines.header)) != lines.header:
-            return
-        while (line := file.readline(MAX_BYTES)).endswith(b"\n"):
-            try:
-                row = lines.decode(line)
-            except NOT_A_ROW:
-                return
-            yield row, file.tell()
+            raise ValueError(f"it does not begin with the line {','.join(COLUMNS)}")
+        while line := file.readline(MAX_BYTES):
+            if not line.endswith(b"\n"):
+                raise ValueError("the line is cut off or longer than allowed; `oodles score --resume` completes it")
+            yield lines.decode(line), file.tell()
 
 
 def check_regular(path: Path) -> None:
@@ -58,7 +54,7 @@ def check_regular(path: Path) -> None:
         raise FileError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[Row]:
     require_pyarrow(path)
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -72,14 +68,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             if sum(group.total_byte_size for group in groups) > unpacked_limit(path.stat().st_size):
                 raise ValueError("it would unpack to far more than its size")
             for batch in file.iter_batches(ROW_GROUP, columns=[*COLUMNS]):
-                yield from map(_from_record, batch.to_pylist())
-    except (ArrowException, OSError, *NOT_A_ROW) as error:
-        reason = one_line(error)
-        raise DataError(f"{path} does not hold results of `oodles score`: {reason:.300}") from None
-
-
-def _from_record(record: dict[str, Any]) -> Row:
-    return as_row([record[name] for name in COLUMNS])
+                yield from (as_row([record[name] for name in COLUMNS]) for record in batch.to_pylist())
+    except ArrowException as error:
+        raise ValueError(error) from None
 
 
 def require_pyarrow(path: Path) -> None:

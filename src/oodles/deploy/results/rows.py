@@ -14,7 +14,6 @@ from oodles.errors import ArgumentError
 from oodles.records.text import printable
 
 MAX_BYTES = 1 << 20  # of a line
-NUMBERS = ("probability", "score", "p_value")
 
 
 class Row(NamedTuple):
@@ -44,9 +43,12 @@ class Lines(NamedTuple):
     decode: Callable[[bytes], Row]
 
 
-def as_row(values: Sequence[Any]) -> Row:
-    """A row from values that were read; raises ValueError unless they have the types of the columns."""
-    row = msgspec.convert(tuple(values), Row)
+def as_row(values: Sequence[Any], *, strict: bool = True) -> Row:
+    """A row from values that were read; raises ValueError unless they have the types of the columns.
+
+    Numbers and truth values may be text unless ``strict``.
+    """
+    row = msgspec.convert(tuple(values), Row, strict=strict)
     if not all(value is None or math.isfinite(value) for value in (row.probability, row.score, row.p_value)):
         raise ValueError("a number is not finite")
     return row
@@ -81,11 +83,7 @@ def _from_csv(line: bytes) -> Row:
     (cells,) = csv.reader([line.decode()], strict=True)
     if len(cells) != len(COLUMNS):
         raise ValueError(f"it has {len(cells)} columns")
-    values: dict[str, Any] = {name: cell or None for name, cell in zip(COLUMNS, cells, strict=True)}
-    values["is_id"] = {"true": True, "false": False}[cells[COLUMNS.index("is_id")]]
-    values |= {name: float(values[name]) for name in NUMBERS if values[name] is not None}
-    values["label"] = None if values["label"] is None else int(values["label"])
-    return as_row(tuple(values.values()))
+    return as_row([cell or None for cell in cells], strict=False)
 
 
 CSV = Lines(to_csv([COLUMNS]).encode(), lambda row: to_csv([row]).encode(), _from_csv)

@@ -3,7 +3,7 @@
 CSV and JSON lines are appended to the file itself. Parquet cannot be appended to: its rows go to lines of JSON in
 ``results.parquet.rows``, which becomes ``results.parquet`` when all are there. Each batch is one write, and only whole
 batches are kept when a job is resumed, so that the network is given the batches of an uninterrupted run and every bit
-of the results is the same.
+of the results is the same. What results were made with is in a small record beside them, ``results.csv.job``.
 """
 
 import os
@@ -11,29 +11,45 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from filelock import FileLock, Timeout
 
-from oodles.deploy.results.jobs import Job, check_same, job_path, read_job, write_job
+from oodles import __version__
 from oodles.deploy.results.reading import ROW_GROUP, check_regular, read_rows, require_pyarrow, whole_rows
 from oodles.deploy.results.rows import COLUMNS, JSON, Row, lines_of
+from oodles.deploy.sources import Batch
 from oodles.errors import ArgumentError, FileError
-from oodles.records.files import write_bytes, write_with, writing
+from oodles.records.files import Fields, read_record, write_bytes, write_record, write_with, writing
 from oodles.records.text import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Named(Protocol):
-    """A batch of inputs with their names."""
-
-    @property
-    def names(self) -> Sequence[str]: ...  # noqa: D102
+KIND, SCHEMA = "results", 1
+SHORT = 40  # characters of a value in a message
 
 
-Batch = TypeVar("Batch", bound=Named)
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that the rows depend on besides the inputs.
+
+    ``guard`` is the SHA-256 of the guard's record. The batch size is part of it, because sums of another number of rows
+    may be rounded differently.
+    """
+
+    detector: str
+    threshold: float
+    id_rate: float
+    guard: str
+    preprocessing: dict[str, Any] | None
+    batch_size: int
+
+
+class _Fields(Fields):
+    oodles: str
+    job: Job
 
 
 def check_results(path: Path, *, resume: bool = False, force: bool = False) -> None:
@@ -54,6 +70,16 @@ def check_results(path: Path, *, resume: bool = False, force: bool = False) -> N
         raise ArgumentError(f"{existing} exists already; --resume continues it, --force replaces it")
 
 
+def job_path(path: Path) -> Path:
+    """Return where the job of results is recorded."""
+    return path.with_name(f"{path.name}.job")
+
+
+def read_job(path: Path) -> Job:
+    """Return the job of the results in ``path``."""
+    return Job(**read_record(job_path(path), kind=KIND, schema=SCHEMA, fields=_Fields)["job"])
+
+
 def rows_path(path: Path) -> Path:
     """The file that rows are appended to."""
     return path.with_name(f"{path.name}.rows") if path.suffix.lower() == ".parquet" else path
@@ -72,7 +98,7 @@ def open_results(path: Path, job: Job, *, resume: bool = False, force: bool = Fa
     try:
         check_results(path, resume=resume, force=force)
         _prepare(path, job, resume)
-        results = ResultFile(path, job)
+        results = ResultFile(path)
         try:
             yield results
         finally:
@@ -88,24 +114,33 @@ def _prepare(path: Path, job: Job, resume: bool) -> None:
     rows = rows_path(path)
     with writing(path):
         if resume and job_path(path).is_file():
-            check_same(path, read_job(path)[0], job)
+            _check_same(path, read_job(path), job)
             if path.is_file() and not rows.is_file():  # a complete Parquet file
                 write_with(rows, lambda temporary: _write_lines(temporary, read_rows(path)))
         else:
             for each in (path, rows):
                 each.unlink(missing_ok=True)
-        write_job(path, job, None)
+            about = {"kind": KIND, "schema": SCHEMA, "oodles": __version__}
+            write_record(job_path(path), {**about, "job": msgspec.to_builtins(job)})
         if not rows.is_file():
             write_bytes(rows, lines_of(path).header)
+
+
+def _check_same(path: Path, stored: Job, asked: Job) -> None:
+    """Raise if results that were begun with one job would be continued with another."""
+    for name in Job.__struct_fields__:
+        before, now = getattr(stored, name), getattr(asked, name)
+        if before != now:
+            values = f"{name.replace('_', ' ')} {str(before)[:SHORT]}, not {str(now)[:SHORT]}"
+            raise ArgumentError(f"{path} was begun with {values}; resume it with the same, or start again with --force")
 
 
 class ResultFile:
     """Results that are being written; made by :func:`open_results`."""
 
-    def __init__(self, path: Path, job: Job) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.rows = 0
-        self._job = job
         self._lines = lines_of(path)
         self._file = rows_path(path).open("r+b", buffering=0)
 
@@ -152,7 +187,6 @@ class ResultFile:
             if rows != self.path:
                 write_with(self.path, lambda temporary: _write_parquet(temporary, rows))
                 rows.unlink()
-            write_job(self.path, self._job, self.rows)
 
     def close(self) -> None:
         """Let go of the file; what is there can be resumed."""
