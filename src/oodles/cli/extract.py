@@ -84,7 +84,7 @@ def extract(
         verify=verify,
         processes=current(),
     )
-    if loader.bad:
+    if loader.skipped:
         notice(f"skipped: {loader.problem_summary()}")
     notice(f"{features} in {out}")
     if features.holds("labels") and current().rank == 0:

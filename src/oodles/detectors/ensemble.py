@@ -215,7 +215,7 @@ class RankEnsemble(NetworkDetector):
     def combined(self, scores: Tensor) -> Tensor:
         """One score ``(n,)`` from those of the members ``(members, n)``."""
         counts = [self.detectors.count(member.spec) for member in self.scoring_members()]
-        ranked, checked = self.deviations(scores).split([len(counts) - counts.count(0), counts.count(0)])
+        ranked, checked = torch.split(self.deviations(scores), [len(counts) - counts.count(0), counts.count(0)])
         below = (log_ndtr(checked) - LOG_LIMIT).clamp(max=0).sum(dim=0)
         if self.reduction == "min":
             return log_ndtr(ranked).amin(dim=0) + below

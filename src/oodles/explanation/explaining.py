@@ -81,7 +81,8 @@ def ranks_of(detector: Detector) -> Ranks | None:
     if not isinstance(detector, RankEnsemble):
         return None
     learned = (detector.reference_, detector.centre_, detector.spread_)
-    return Ranks(*(each.double().cpu().numpy() for each in learned if each is not None), detector.limits())
+    reference, centre, spread = (each.double().cpu().numpy() for each in learned if each is not None)
+    return Ranks(reference, centre, spread, detector.limits())
 
 
 def is_sparsified(detector: Detector) -> TypeGuard[LogitDetector]:

@@ -42,7 +42,7 @@ def fgsm(model: nn.Module, inputs: Inputs, labels: Tensor, bounds: tuple[Tensor,
     with eval_mode(model) as device:
         forward = ForwardPass(unwrap(model), head=False)
         pieces = forward.pieces(inputs.to(device), CPU_ROWS)
-        for piece, classes in zip(pieces, labels.to(device).split(CPU_ROWS), strict=True):
+        for piece, classes in zip(pieces, torch.split(labels.to(device), CPU_ROWS), strict=True):
 
             def loss(columns: Columns, classes: Tensor = classes) -> Tensor:
                 return F.cross_entropy(columns["logits"], classes, reduction="none")
