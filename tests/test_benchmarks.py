@@ -10,7 +10,7 @@ import torch
 from oodles.detectors import DICE, GradNorm
 from oodles.features import Features
 from oodles.metrics import evaluate
-from studies.bench import baselines, dice, metrics
+from studies.bench import baselines
 from studies.bench.detectors import compare
 from studies.bench.larger_than_memory import write_store
 from studies.bench.page import Report, pivot, table
@@ -20,21 +20,6 @@ from studies.data import example
 from studies.memory import peak_growth
 from studies.pages import fill
 from studies.timing import paired
-
-# Gross regressions of ratios. The best third of the rounds counts, so that a busy machine fails nothing. --------------
-
-
-def test_dice_costs_little_more_than_the_dense_energy_and_far_less_than_the_broadcast_form() -> None:
-    dense, broadcast, _ = dice.against_dense(example(512, 2048, 1000), budget=1.0)
-    assert dense.low <= 2, dense.line()
-    assert broadcast.high >= 5, broadcast.line()
-
-
-@pytest.mark.parametrize(("kind", "most"), [("float32", 6), ("float64", 4)])  # a sort of float32 takes half as long
-def test_all_metrics_cost_at_most_a_few_sorts(kind: str, most: float) -> None:
-    row = metrics.against_sort(1_000_000, kind, budget=1.0)
-    assert row.low <= most, row.line()
-
 
 # The harness ----------------------------------------------------------------------------------------------------------
 

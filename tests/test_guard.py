@@ -308,7 +308,7 @@ def test_fit_opens_each_loader_once():
 def test_a_multi_label_model_has_a_default_of_its_own_and_refuses_a_softmax():
     model = networks.spread(seeded(networks.Sigmoid))
     guard = Guard.fit(model, TRAIN, calibration=CALIBRATION)
-    assert [member.spec for member in guard.detector.members] == ["joint_energy", "max_logit", "knn(k=5, bank=2000)"]
+    assert guard.detector.detectors == ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
     verdict = guard(pictures(9))
     with torch.no_grad():
         assert torch.equal(verdict.logits, model(pictures(9))), "what the model returned, bit for bit"

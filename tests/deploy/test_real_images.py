@@ -1,6 +1,7 @@
 """The shipped network, exported with DICE and with the default: the guard's own answers on 2,000 real images."""
 
 import json
+import zipfile
 
 import numpy as np
 import onnxruntime
@@ -59,11 +60,12 @@ def test_the_same_decisions_on_2000_real_images_and_one_score_for_a_photograph(n
     path = tmp_path / "photograph.jpg"
     Image.fromarray(load_sample_images().images[0]).save(path)
     photograph = np.asarray(Image.open(path))
-    session = onnxruntime.InferenceSession(tmp_path / "guard" / "guard.onnx")
+    with zipfile.ZipFile(tmp_path / "guard.zip") as archive:
+        session = onnxruntime.InferenceSession(archive.read("guard.onnx"))
     by_hand = session.run(["score"], {"pixels": photograph[None]})[0].item()
     eager = guard(normalise(CIFAR, torch.from_numpy(CIFAR(Image.open(path)))[None])).score.item()
     with pytest.raises(SystemExit):
-        app(["score", str(tmp_path / "guard"), str(path), "--json"])
+        app(["score", str(tmp_path / "guard.zip"), str(path), "--json"])
     (printed,) = json.loads(capsys.readouterr().out)["verdicts"]
     found = [by_hand, exported(path).score.item(), exported(photograph).score.item(), printed["score"]]
     assert found == pytest.approx([eager] * 4, abs=1e-5)

@@ -506,7 +506,8 @@ def test_tuning_must_have_chosen_one_of_the_choices(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_a_detector_in_another_precision_is_loaded(dtype: torch.dtype, features: Features, tmp_path: Path) -> None:
     loaded = reloaded(RankEnsemble(detectors=["dice", "knn"]).fit(features).to(dtype), tmp_path)
-    assert {buffer.dtype for buffer in loaded.buffers()} == {dtype, torch.int64}
+    kept = dtype if dtype == torch.float64 else torch.float32  # half precision is for networks
+    assert {buffer.dtype for buffer in loaded.buffers()} == {kept, torch.int64}
 
 
 def test_what_could_not_be_loaded_again_is_not_saved(saved: Path, features: Features) -> None:

@@ -36,6 +36,8 @@ NOT_LISTED = {
     "godin": ("godin",),
     "rankfeat": ("rankfeat",),
     "gram": ("gram",),
+    "support": ("support", "support(of='max', column='logits')"),
+    "supported": ("supported('knn(5)')",),
     "rank_ensemble": (
         "rank_ensemble(detectors=('energy', 'ash_s(90)', 'vim'))",
         "rank_ensemble(detectors=('msp', 'gen'), holdout=0)",

@@ -182,7 +182,7 @@ def several(features: Features) -> Features:
 
 WITHOUT_SOFTMAX = {
     *("max_logit", "joint_energy", "knn", "residual", "ddu", "godin"),
-    *("mahalanobis", "rmds", "mahalanobis_pp", "gaussian_mixture"),
+    *("mahalanobis", "rmds", "mahalanobis_pp", "gaussian_mixture", "support"),
 }
 NAMES = [entry.name for entry in BUILT_IN if issubclass(entry.kind, Detector) and entry.name != "rank_ensemble"]
 

@@ -107,7 +107,7 @@ def test_every_detector_of_the_list_is_read_back() -> None:
     kinds = {type(detector) for detector in detector_list()}
     left_out = {entry.name for entry in BUILT_IN if entry.kind not in kinds}
     network = {"odin", "iodin", "godin", "adascale", "rankfeat", "gram"}
-    assert left_out == {*network, "joint_energy", "mcm", "rank_ensemble"}
+    assert left_out == {*network, "joint_energy", "mcm", "rank_ensemble", "support", "supported"}
 
 
 @settings(max_examples=60, deadline=None)

@@ -73,7 +73,6 @@ TEXTS = {
     "rank_ensemble(('msp', 'knn'), 'product')": "reduction='product'",
     "rank_ensemble(('msp',))": "at least two",
     "rank_ensemble(('msp', 'nonsense'))": "'nonsense'",
-    "default(('msp',))": "at least two",
 }
 ARGUMENTS: list[tuple[type[Detector], str, list[object]]] = [
     *((kind, "percentile", [0.9, -1, 100.5, NAN]) for kind in (ReAct, ASHP, ASHB, ASHS, SCALE, LTS)),

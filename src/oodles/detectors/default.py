@@ -7,7 +7,7 @@ import torch
 from typing_extensions import override
 
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.ensemble import MIN_ROWS, RankEnsemble
+from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.shapes import SCALE, ReAct
 from oodles.detectors.sparsifiers import DICE
@@ -16,7 +16,7 @@ from oodles.errors import DataError, FitWarning
 from oodles.features import Features, Head
 
 CHAIN = "react(97)+scale(65)+dice(0.05)+energy"
-MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis(floor=1e-08)")
+MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis_pp(floor=1e-08)")
 LOGIT_MEMBERS = ("energy", "gen", "max_logit")
 MULTILABEL_MEMBERS = ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
 MULTILABEL_LOGIT_MEMBERS = ("joint_energy", "max_logit")
@@ -41,12 +41,13 @@ class DefaultEnsemble(RankEnsemble):
     """Detectors of different kinds, combined with Fisher's method: what is used if no detector is named.
 
     ReAct + SCALE + DICE, which shapes the embedding and sparsifies the head and counts twice; ViM, the distance to the
-    subspace in which training rows vary most; KNN, the distance to single rows; Mahalanobis, the distance to the class
-    means. Two checks (:class:`Support`) lower the score of inputs far from all training rows. It needs no labels: it
-    uses the predicted classes. A member that cannot learn from the rows is left out, with a warning.
+    subspace in which training rows vary most; KNN, the distance to single rows; Mahalanobis++, the distance to the
+    class means among directions. Two checks (:class:`Support`) lower the score of inputs far from all training rows.
+    It needs no labels: it uses the predicted classes. A member that cannot learn from the rows is left out, with a
+    warning.
 
     >>> DefaultEnsemble().detectors[2:]
-    ('vim', 'knn(k=5, bank=2000)', 'mahalanobis(floor=1e-08)')
+    ('vim', 'knn(k=5, bank=2000)', 'mahalanobis_pp(floor=1e-08)')
     """
 
     def __init__(
@@ -83,8 +84,6 @@ class DefaultEnsemble(RankEnsemble):
 
     @override
     def tune(self, held_out: Features, adversarial: Features | None = None) -> None:
-        if len(held_out) < MIN_ROWS:
-            raise DataError(f"{self.spec} was given {len(held_out)} rows; it needs at least {MIN_ROWS}")
         if all(member.spec in self.checks for member in self.scoring_members()):
             raise DataError(f"{self.spec} has no member that can learn from these rows; name a detector")
         super().tune(held_out, adversarial)

@@ -165,6 +165,8 @@ class RankEnsemble(NetworkDetector):
 
     def _rows_to_rank(self, held_out: RowSample, learned: RowSample) -> Tensor:
         rows, others = held_out.rows(), learned.rows()
+        if len(rows) + len(others) < MIN_ROWS:
+            raise DataError(f"{self.spec} was given {len(rows) + len(others)} rows; it needs at least {MIN_ROWS}")
         if not len(others):
             raise DataError(
                 f"{self} held out all {len(rows)} rows (equal rows count as one); give more rows or a smaller holdout"
@@ -220,7 +222,7 @@ class RankEnsemble(NetworkDetector):
         if self.reduction == "min":
             return log_ndtr(ranked).amin(dim=0) + below
         ranks: Tensor = torch.special.ndtr(ranked) if self.reduction == "mean" else log_ndtr(ranked)
-        weights = scores.new_tensor(counts[: len(ranked)])[:, None]
+        weights = torch.tensor(counts[: len(ranked)])[:, None].to(ranks)
         return (weights * ranks).sum(dim=0) / sum(counts) + below
 
     def deviations(self, scores: Tensor) -> Tensor:

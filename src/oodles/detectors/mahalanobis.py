@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from oodles.columns import LAYER, Columns, fingerprint
-from oodles.detectors.arguments import Learned, check_positive
+from oodles.detectors.arguments import Learned
 from oodles.detectors.base import Statistics
 from oodles.detectors.network_detector import SteppedDetector
 from oodles.detectors.statistics import ClassMoments, Statistic
@@ -20,6 +20,7 @@ from oodles.features import Features, Head
 from oodles.metrics import evaluate
 from oodles.steps import Step
 
+FLOOR = 1e-10  # directions whose variance within classes is below this fraction of the largest are left out
 TUNING_ROWS = 500
 
 
@@ -34,7 +35,7 @@ class TiedGaussian(Learned):
     whitening_: Tensor
     centres_: Tensor
 
-    def learn(self, moments: ClassMoments, name: str, floor: float = 1e-10) -> None:
+    def learn(self, moments: ClassMoments, name: str, floor: float = FLOOR) -> None:
         """Compute the whitening; directions whose variance is at most ``floor`` times the largest are left out.
 
         Warns about empty classes, classes of one row and directions that are left out.
@@ -95,8 +96,8 @@ class Mahalanobis(SteppedDetector):
     """Minus the squared Mahalanobis distance to the nearest class mean (Lee et al., NeurIPS 2018).
 
     Class means and one covariance (divided by the number of rows) of the embeddings, learned from labels.
-    Directions in which classes do not vary are left out, so few rows, dead units and small classes work: those whose
-    variance is below ``floor`` times the largest. Classes without a row are ignored. A warning says what was left out.
+    Directions in which classes do not vary are left out, so few rows, dead units and small classes work; classes
+    without a row are ignored. A warning says what was left out.
 
     With ``layers``, the paper's full method: the same distance in each of these inner layers, averaged over space,
     and in the embedding, combined by a logistic regression that separates 500 held-out ID images from adversarial
@@ -118,16 +119,8 @@ class Mahalanobis(SteppedDetector):
     coefficients_: Tensor | None
     intercept_: Tensor | None
 
-    def __init__(
-        self,
-        *,
-        layers: Sequence[str] = (),
-        epsilon: float | None = 0.0,
-        std: tuple[float, ...] = (),
-        floor: float = 1e-10,
-    ) -> None:
+    def __init__(self, *, layers: Sequence[str] = (), epsilon: float | None = 0.0, std: tuple[float, ...] = ()) -> None:
         super().__init__(epsilon, std)
-        self.floor = check_positive("floor", floor, 1e-15, 1.0)
         if isinstance(layers, str):
             raise ArgumentError(f"layers={layers!r} must be a list of names")
         self.layers = tuple(layers)
@@ -153,7 +146,7 @@ class Mahalanobis(SteppedDetector):
     def learn(self, statistics: Statistics, head: Head) -> None:
         self.choice_ = self.coefficients_ = self.intercept_ = None
         for column, gaussian in zip(self.columns, self._gaussians(), strict=True):
-            gaussian.learn(statistics[column], column, self.floor)
+            gaussian.learn(statistics[column], column)
 
     @property
     @override

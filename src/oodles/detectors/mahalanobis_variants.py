@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from oodles.detectors.arguments import check_positive
 from oodles.detectors.base import Detector, Statistics
-from oodles.detectors.mahalanobis import TiedGaussian
+from oodles.detectors.mahalanobis import FLOOR, TiedGaussian
 from oodles.detectors.statistics import ClassMoments, MomentsPerClass, Statistic
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features, Head
@@ -49,12 +49,23 @@ class _OnEmbeddings(Detector):
 class MahalanobisPP(_OnEmbeddings):
     """Mahalanobis on embeddings of length 1 (Mahalanobis++; Mueller & Hein, ICML 2025).
 
+    Directions whose variance within classes is below ``floor`` times the largest are left out. The smallest variances
+    behind a LayerNorm are rounding, which a larger floor ignores.
+
     >>> corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
     >>> rows, labels = torch.cat([corners, corners + torch.tensor([8.0, 0.0])]), torch.tensor([0] * 4 + [1] * 4)
     >>> test = Features(torch.tensor([[2.0, 1.0], [20.0, 10.0]]), logits=torch.zeros(2, 2))
     >>> MahalanobisPP().fit(Features(rows, logits=torch.eye(2)[labels], labels=labels)).score(test)  # by direction
     tensor([-1.1109, -1.1109])
     """
+
+    def __init__(self, *, floor: float = FLOOR) -> None:
+        super().__init__()
+        self.floor = check_positive("floor", floor, 1e-15, 1.0)
+
+    @override
+    def learn(self, statistics: Statistics, head: Head) -> None:
+        self.gaussian.learn(statistics["moments"], "embedding", self.floor)
 
     @override
     def prepare(self, embedding: Tensor) -> Tensor:

@@ -35,10 +35,9 @@ class Mean:
 
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
-        rows = values.detach()
         # so few float16 numbers are added in float32 almost without error
-        kind = torch.float32 if rows.dtype == torch.float16 else torch.float64
-        sums = torch.stack([each.sum(dim=0, dtype=kind) for each in _pieces(rows)])
+        kind = torch.float32 if values.dtype == torch.float16 else torch.float64
+        sums = torch.stack([each.sum(dim=0, dtype=kind) for each in _pieces(values.detach())])
         self.sum = self.sum.double() + sums.double().sum(0).cpu()
         self.count += len(values)
 
@@ -62,28 +61,26 @@ class UnitMoments:
     """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._sums = torch.zeros(2, 1, dtype=torch.float64)
+        self._values, self._squares = Mean(), Mean()
 
     def add(self, values: Tensor) -> None:
         """Add the rows of one batch."""
         for piece in _pieces(values.detach()):
-            wide = piece.double()
-            self._sums = self._sums + torch.stack([wide.sum(dim=0), wide.square().sum(dim=0)]).cpu()
-        self._count += len(values)
+            self._values.add(piece)
+            self._squares.add(piece.double().square())
 
     def merge(self, other: "UnitMoments") -> None:
         """Add another's rows."""
-        self._sums = self._sums + other._sums
-        self._count += other._count
+        self._values.merge(other._values)
+        self._squares.merge(other._squares)
 
     def mean(self) -> Tensor:
         """The mean of each column."""
-        return self._sums[0] / self._count
+        return self._values.value()
 
     def variance(self) -> Tensor:
         """The variance of each column, divided by the number of rows."""
-        return (self._sums[1] / self._count - self.mean().square()).clamp(min=0)
+        return (self._squares.value() - self.mean().square()).clamp(min=0)
 
 
 class Moments:

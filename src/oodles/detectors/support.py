@@ -83,7 +83,7 @@ class Supported(RankEnsemble):
     True
     """
 
-    def __init__(self, *, detector: str | Detector, holdout: float = 0.2) -> None:
+    def __init__(self, *, detector: str | Detector = "energy", holdout: float = 0.2) -> None:
         super().__init__(detectors=[detector], reduction="fisher", holdout=holdout, checks=CHECKS)
 
     @property
