@@ -486,3 +486,15 @@ def test_a_threshold_is_not_loaded_with_another_detector(tmp_path):
     assert torch.equal(loaded(pictures(5)).score, guard(pictures(5)).score)
     guard.save(tmp_path / "g")
     assert torch.equal(load_detector(tmp_path / "g").score(features), other.score(features))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_guard_in_half_precision_scores_in_single_precision(dtype):
+    guard = Guard.fit(networks.spread(seeded(networks.Net)), TRAIN, calibration=CALIBRATION)
+    want = guard(pictures(40))
+    halved = guard.to(dtype)
+    verdict = halved(pictures(40).to(dtype))
+    assert verdict.logits.dtype == dtype
+    assert {buffer.dtype for buffer in halved.detector.buffers()} == {torch.float32, torch.int64}
+    assert verdict.score.dtype == torch.float32
+    assert (verdict.is_id == want.is_id).float().mean() > 0.9

@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -295,6 +296,43 @@ def test_a_text_model_with_any_number_of_tokens(tmp_path):
         want = guard(**given)
         verdict = exported(**{name: value.numpy() for name, value in given.items()})
         assert verdict.score == pytest.approx(want.score.numpy(), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_trained_text_model_with_the_default(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = transformers.BertConfig(**sizes, vocab_size=100, num_labels=4, max_position_embeddings=16)
+    network = seeded(lambda: transformers.BertForSequenceClassification(config))
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (1800,), generator=generator)
+    texts = torch.randint(4, 100, (1800, 12), generator=generator)
+    texts[:, ::2] = 4 + labels[:, None] * 20 + torch.randint(20, (1800, 6), generator=generator)
+    search = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(120):  # until it is certain of everything, and embeddings of a class are almost equal
+            rows = torch.randint(1000, (64,), generator=generator)
+            search.zero_grad()
+            network(input_ids=texts[rows], labels=labels[rows]).loss.backward()
+            search.step()
+    batches = [{"input_ids": part} for part in torch.split(texts, 100)]
+    guard = Guard.fit(network.eval(), batches[:10], calibration=batches[10:15])
+    exported = guard.export(tmp_path / "guard.zip")
+    given = torch.cat([texts[1500:], torch.full((5, 12), 3)])  # tokens that no text had
+    ours, theirs = guard(input_ids=given), exported(input_ids=given.numpy())
+    differ = ours.is_id.numpy() != theirs.is_id
+    assert differ.mean() <= 0.01
+    assert theirs.score == pytest.approx(ours.score.numpy(), rel=1e-2, abs=1e-2)
+
+
+def test_scores_are_compared_by_their_ranks_if_their_digits_differ(guard):
+    threshold = replace(guard.threshold, id_scores=np.linspace(0, 1, 1001))
+    ours = np.array([0.1, 0.5, -3.0, np.nan])
+    assert exporting._rank_gap(threshold, ours, ours + 1e-3) == pytest.approx(1e-3, abs=1e-5)
+    assert exporting._rank_gap(threshold, ours, ours + 0.2) == pytest.approx(0.2, abs=2e-3)
+    assert exporting._rank_gap(threshold, ours, ours[::-1]) == np.inf
+    assert exporting._rank_gap(replace(threshold, id_scores=None), ours, ours) == np.inf
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from support.detector_data import active
 
 from oodles.detectors import KNN, neighbours, parse
 from oodles.errors import FitWarning
+from oodles.features import Features
 from oodles.testing import example_features
 
 
@@ -30,3 +31,15 @@ def test_with_fewer_rows_than_k_all_are_neighbours(text: str) -> None:
     with pytest.warns(FitWarning, match=r"\(k=10, bank=10000\): there are only 6 rows, so k is 6"):
         detector = parse(text).fit(features)
     assert torch.equal(detector.score(features), parse(f"{text}(6)").fit(features).score(features))
+
+
+def test_a_large_common_offset_does_not_hide_distances() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 1000 + torch.randn(400, 64, generator=generator)  # cosines from 0.999998 on
+    detector = KNN(k=5).fit(Features(rows[:300]))
+    together = detector.score(Features(rows[300:]))
+    alone = torch.cat([detector.score(Features(row[None])) for row in rows[300:]])
+    unit = torch.nn.functional.normalize(rows.double(), dim=1)
+    exact = -torch.cdist(unit[300:], unit[:300]).square().kthvalue(5, dim=1).values / 2
+    assert (together - alone).abs().max() < 0.01 * together.std()
+    assert (together - exact).abs().max() < 0.01 * exact.std()
