@@ -14,6 +14,10 @@ SPECS = {
     "vra": "vra(60)",
 }
 """The names of placeholders that are not those of detectors."""
+FAR = ("rejects", "distances", "directions", "accepts")
+"""The placeholders for lists of detectors by the far inputs that they reject."""
+MISSED = 1.0
+"""The percentage of far inputs up to which a detector counts as one that rejects them."""
 STUDY = {"relu": "Compared with single detectors at their published settings", "signed": "Signed embeddings"}
 
 
@@ -32,7 +36,14 @@ def values() -> dict[str, str]:
     costs = _table("detectors", "Needs and costs")
     averages = {kind: _table("default-detector", heading) for kind, heading in STUDY.items()}
     found: dict[str, str] = {}
+    far = _far(_table("detectors", "Far away"))
+    keys = [name.removesuffix("_score") for name in _placeholders()]
+    compared = {SPECS.get(key, key) for key in keys}
     for name in _placeholders():
+        if name in far:
+            shown = [spec for spec in far[name] if name != "accepts" or spec in compared]
+            found[name] = ", ".join(f"`{spec}`" for spec in shown)
+            continue
         if name in ("best_relu", "best_relu_value"):
             singles = {spec: row for spec, row in averages["relu"].items() if spec != "default"}
             best = min(singles, key=lambda spec: float(singles[spec]["average"]))
@@ -41,6 +52,21 @@ def values() -> dict[str, str]:
         key, _, column = name.rpartition("_")
         spec = SPECS.get(key, key)
         found[name] = costs[spec][column] if column in ("fit", "score") else averages[column][spec]["average"]
+    return found
+
+
+def _far(table: dict[str, dict[str, str]]) -> dict[str, list[str]]:
+    """The detectors that reject all far inputs, all but special directions, all but longer ones, and the others."""
+    found: dict[str, list[str]] = {name: [] for name in FAR}
+    for spec, row in table.items():
+        missed = {column for column, cell in row.items() if column != "name" and float(cell) > MISSED}
+        if not missed:
+            place = "rejects"
+        elif not missed & {"longer", "random", "one unit"}:
+            place = "distances"
+        else:
+            place = "accepts" if missed & {"random", "one unit"} else "directions"
+        found[place].append(spec)
     return found
 
 
