@@ -3,7 +3,7 @@
 
 const DRAWING_SIDE = 256;
 
-const DRAWINGS = { car: drawCar, ship: drawShip, plane: drawPlane, frog: drawFrog, digit: drawDigit, stripes: drawStripes, dots: drawDots, noise: drawNoise };
+const DRAWINGS = { car: drawCar, ship: drawShip, plane: drawPlane, truck: drawTruck, digit: drawDigit, stripes: drawStripes, dots: drawDots, noise: drawNoise };
 
 /** A canvas with a drawing; the drawings use coordinates from 0 to 100. */
 function drawing(name) {
@@ -110,30 +110,24 @@ function drawPlane(pen) {
   polygon(pen, "#2b3d52", [82, 44], [87, 45], [87, 47.5], [80, 48]);
 }
 
-function drawFrog(pen) {
-  backdrop(pen, ["#4d5a33", "#6f7a45"], ["#6b5a3a", "#3f3524"], 55);
-  ellipse(pen, "rgba(0, 0, 0, 0.3)", 50, 87, 38, 5);
-  for (const side of [-1, 1]) {
-    ellipse(pen, "#4c8a34", 50 + side * 30, 72, 14, 11, side * 0.5);
-    ellipse(pen, "#5fa53f", 50 + side * 20, 84, 11, 4);
+function drawTruck(pen) {
+  backdrop(pen, ["#a9c8e0", "#e3ecf2"], ["#85888b", "#56595c"], 66);
+  ellipse(pen, "rgba(0, 0, 0, 0.35)", 50, 85, 45, 4);
+  polygon(pen, "#e8e6df", [5, 24], [62, 24], [62, 74], [5, 74]);
+  polygon(pen, "#cfccc2", [5, 66], [62, 66], [62, 74], [5, 74]);
+  polygon(pen, "#2f62a5", [64, 36], [82, 36], [93, 54], [95, 76], [64, 76]);
+  polygon(pen, "#c2dae6", [69, 41], [80, 41], [87, 54], [69, 54]);
+  ellipse(pen, "#ffe9a8", 93, 66, 2, 3);
+  for (const x of [19, 46, 80]) {
+    ellipse(pen, "#17181a", x, 79, 9);
+    ellipse(pen, "#a9aeb3", x, 79, 4);
   }
-  ellipse(pen, "#68b045", 50, 65, 29, 22);
-  ellipse(pen, "#cfe0a0", 50, 74, 18, 12);
-  ellipse(pen, "#75bd4f", 50, 47, 27, 17);
-  for (const side of [-1, 1]) {
-    ellipse(pen, "#75bd4f", 50 + side * 16, 33, 9);
-    ellipse(pen, "#f4e27a", 50 + side * 16, 32, 6);
-    ellipse(pen, "#14170f", 50 + side * 16, 32, 3.4, 4.2);
-    ellipse(pen, "#2f5a22", 50 + side * 4, 45, 1.1);
-  }
-  line(pen, "#2f5a22", 1.6, [29, 52], [38, 56], [50, 57.5], [62, 56], [71, 52]);
 }
 
 function drawDigit(pen) {
-  pen.fillStyle = "#20438a";
+  pen.fillStyle = "#f3efe2";
   pen.fillRect(0, 0, 100, 100);
-  line(pen, "#f3efe2", 12, [28, 24], [72, 24], [44, 80]);
-  line(pen, "#f3efe2", 8, [42, 52], [66, 52]);
+  line(pen, "#17181a", 13, [30, 24], [70, 24], [50, 48], [66, 54], [70, 66], [62, 78], [44, 82], [28, 76]);
 }
 
 function drawStripes(pen) {
