@@ -47,7 +47,7 @@ def test_a_saved_guard_needs_no_features_for_another_rate(fitted, succeeded, tmp
 
 @pytest.mark.slow
 def test_the_network_that_comes_with_the_package(succeeded, json_of, tmp_path):
-    assert "energy: exported to" in succeeded("export", "--out", tmp_path / "shipped.zip")[1]
+    assert "default: exported to" in succeeded("export", "--out", tmp_path / "shipped.zip")[1]
     (row,) = json_of("score", tmp_path / "shipped.zip", "green/000.png")["verdicts"]
     (known,) = json_of("score", "green/000.png")["verdicts"]
     assert row["score"] == pytest.approx(known["score"], abs=1e-4)

@@ -81,7 +81,7 @@ def test_every_field_has_its_type_and_range(saved: Path, place: str, value: Any)
 def test_the_shipped_guard_is_one_record_and_its_tensors() -> None:
     folder = shipped_folder("cifar10-small") / GUARD
     assert {path.name for path in folder.iterdir()} == {"guard.json", record_of(folder)["tensors"]["file"]}
-    assert Guard.load(folder, load("cifar10-small")).detector.spec == "energy"
+    assert Guard.load(folder, load("cifar10-small")).detector.spec == "default"
 
 
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")

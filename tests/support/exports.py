@@ -28,6 +28,8 @@ OTHERS = [
     Case("gram(['body.conv1', 'body.conv2'])"),
     Case("mahalanobis(layers=['body.bn1'])"),
     Case("rank_ensemble(['energy', 'knn'])"),
+    Case("support"),
+    Case("supported('knn')"),
     Case("odin(epsilon=0.01)", steps=True),
     Case("iodin(epsilon=0.01)", steps=True),
     Case("mahalanobis(epsilon=0.01)", steps=True),

@@ -108,7 +108,7 @@ BUILT_IN = (
     Entry("mahalanobis_pp", MahalanobisPP, "Mahalanobis on normalised embeddings", "Mueller & Hein, ICML 2025"),
     Entry("gaussian_mixture", GaussianMixture, "log density of one Gaussian per class"),
     Entry("ddu", DDU, "log density of one Gaussian per class with its own covariance", "Mukhoti et al., CVPR 2023"),
-    Entry("knn", KNN, "cosine to the k-th nearest training embedding", "Sun et al., ICML 2022"),
+    Entry("knn", KNN, "distance to the direction of the k-th nearest training embedding", "Sun et al., ICML 2022"),
     Entry("nnguide", NNGuide, "energy times the energy-weighted similarity to neighbours", "Park et al., ICCV 2023"),
     Entry("she", SHE, "inner product with the predicted class's mean embedding", "Zhang et al., ICLR 2023"),
     Entry("vim", ViM, "energy minus the norm outside the principal subspace", "Wang et al., CVPR 2022"),

@@ -172,7 +172,7 @@ class Explanation:
     def __str__(self) -> str:
         name = "the predicted class" if self.label is None else class_text(self.label, self.class_name)
         lines = [f"{VERDICTS[self.is_id]}: {self._reason()}"] + ([] if self.label is None else [f"Predicted: {name}"])
-        if any(finding.spec.startswith(CHECK) for finding in self.findings):
+        if self.reduction is not None and any(finding.spec.startswith(CHECK) for finding in self.findings):
             lines.append(f"It is far from all training inputs, so a check lowers the score further ({CHECK})")
         if self.reduction is not None and self.findings:
             combined = REDUCTIONS[self.reduction]
