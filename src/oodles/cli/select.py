@@ -29,7 +29,10 @@ def select(
     seed: Annotated[int, Option(help="Seed of the synthetic outliers and of the resampling.", min=0, max=MAX_SEED)] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose the detector for your network, from ID images alone.
+    """Check on synthetic outliers whether another detector suits your network better than the default.
+
+    Measured on networks with real OOD images, the choice was no more than 0.3 points of FPR95 better than the default,
+    so this is a check of a network and a way to compare detectors, not a step that every model needs.
 
     Synthetic outliers are made from the held-out images: noise, means of two images, jigsaws, speckle, inverted and
     rotated channels. The detector that ranks best over these kinds and badly on none is chosen (its utility is the mean

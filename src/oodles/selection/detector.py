@@ -181,13 +181,20 @@ def _verdict(specs: list[str], utility: Floats, place: int, error: float, agreem
             f"nothing works here: no candidate separates held-out ID rows from the outliers (best mean AUROC "
             f"{best_auroc:.1%}), so {specs[place]} is only the least bad; are the features those of a trained network?"
         )
-    baseline = specs.index(BASELINE)
-    runner_up = next(int(i) for i in np.argsort(-utility[:, 0], kind="stable") if i != place)
-    lead = utility[place, 0] - utility[runner_up, 0]
-    split = place == DEFAULT and lead < -error
-    why = "kept because resamples disagree on another" if split else f"chosen in {agreement:.0%} of resamples"
-    text = f"{specs[place]}, {why}; next is {specs[runner_up]}"
-    text += f" ({lead:+.3f} in utility, standard error {error:.3f})"
+    baseline, best = specs.index(BASELINE), int(np.argmax(utility[:, 0]))
+    lead = utility[best, 0] - utility[DEFAULT, 0]
+    if place != DEFAULT:
+        text = (
+            f"{specs[place]}: its utility is {lead:.3f} above that of {specs[DEFAULT]} (standard error {error:.3f}), "
+            f"and {agreement:.0%} of the resamples choose it"
+        )
+    elif best == DEFAULT:
+        text = f"{specs[DEFAULT]}: no candidate has a higher utility; {agreement:.0%} of the resamples agree"
+    else:
+        fact = f"{specs[best]} has a utility {lead:.3f} higher"
+        within = f"within the standard error of {error:.3f}"
+        why = within if lead <= error else "and fewer than half of the resamples choose it"
+        text = f"keep {specs[DEFAULT]}: {fact}, {why}"
     if utility[baseline, 0] >= utility[place, 0] - error:
         text += ". Plain msp is as good as anything here"
     return text
