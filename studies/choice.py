@@ -18,7 +18,9 @@ FAR = ("rejects", "distances", "directions", "accepts")
 """The placeholders for lists of detectors by the far inputs that they reject."""
 MISSED = 1.0
 """The percentage of far inputs up to which a detector counts as one that rejects them."""
-STUDY = {"relu": "Compared with single detectors at their published settings", "signed": "Signed embeddings"}
+ENSEMBLES = ("default", "mme")
+STUDY = {"relu": "nine", "signed": "signed"}
+"""The columns of the study's table of single detectors."""
 
 
 def main() -> None:
@@ -34,7 +36,7 @@ def page() -> str:
 def values() -> dict[str, str]:
     """The value of every placeholder in the template."""
     costs = _table("detectors", "Needs and costs")
-    averages = {kind: _table("default-detector", heading) for kind, heading in STUDY.items()}
+    results = _table("default-detector", "Single detectors")
     found: dict[str, str] = {}
     far = _far(_table("detectors", "Far away"))
     keys = [name.removesuffix("_score") for name in _placeholders()]
@@ -45,13 +47,13 @@ def values() -> dict[str, str]:
             found[name] = ", ".join(f"`{spec}`" for spec in shown)
             continue
         if name in ("best_relu", "best_relu_value"):
-            singles = {spec: row for spec, row in averages["relu"].items() if spec != "default"}
-            best = min(singles, key=lambda spec: float(singles[spec]["average"]))
-            found |= {"best_relu": f"`{best}`", "best_relu_value": singles[best]["average"]}
+            singles = {spec: float(row[STUDY["relu"]]) for spec, row in results.items() if spec not in ENSEMBLES}
+            best = min(singles, key=singles.__getitem__)
+            found |= {"best_relu": f"`{best}`", "best_relu_value": results[best][STUDY["relu"]]}
             continue
         key, _, column = name.rpartition("_")
         spec = SPECS.get(key, key)
-        found[name] = costs[spec][column] if column in ("fit", "score") else averages[column][spec]["average"]
+        found[name] = costs[spec][column] if column in ("fit", "score") else results[spec][STUDY[column]]
     return found
 
 

@@ -4,8 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from studies import mutants
+import pytest
+import torch
+
+from oodles.detectors import RankEnsemble
+from oodles.detectors.default import MEMBERS
+from oodles.detectors.support import CHECKS
+from oodles.features import Features
+from oodles.testing import example_features
+from studies import default_detector, mutants
 from studies.__main__ import summaries
+from studies.default_detector import networks, tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,3 +51,22 @@ def test_mutants_are_changes_of_one_expression() -> None:
     ]
     existing = {key for module in mutants.TESTS for key, _ in mutants.mutants(module)}
     assert set(mutants.explained()) <= existing, "run make study NAME=mutants"
+
+
+@pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")
+def test_the_study_scores_sets_of_members_as_the_ensemble_does() -> None:
+    train, held_out = example_features(rows=600).split(0.2)
+    far = Features(50 * held_out.embedding, head=train.head)
+    ensemble = RankEnsemble(detectors=MEMBERS, reduction="fisher", holdout=0, checks=CHECKS).fit(train)
+    ensemble.tune(held_out)
+    for rows in (held_out, far):
+        found = default_detector.combined(
+            default_detector.deviations(ensemble, rows), default_detector.SETS[tables.CHOSEN]
+        )
+        torch.testing.assert_close(found.float(), ensemble.score(rows))
+
+
+def test_the_study_describes_every_network_once() -> None:
+    names = [name for group in networks.GROUPS.values() for name in group]
+    assert sorted(names) == sorted(tables.DESCRIPTIONS)
+    assert set(default_detector.FAR) | set(networks.SELECTED) <= set(names)

