@@ -85,6 +85,7 @@ class RankEnsemble(NetworkDetector):
             raise ArgumentError(f"detectors={detectors!r}: an ensemble cannot contain another; name its members")
         self.members = nn.ModuleList(members)
         self.detectors, self.checks = (tuple(member.spec for member in some) for some in (given, checking))
+        self._listed = [self.detectors.count(member.spec) for member in members]
         self.reduction = reduction
         self.holdout = holdout
         self.holds_out_rows = holdout > 0 and not any(needs_network(each) or extra_columns(each) for each in members)
@@ -216,7 +217,7 @@ class RankEnsemble(NetworkDetector):
 
     def combined(self, scores: Tensor) -> Tensor:
         """One score ``(n,)`` from those of the members ``(members, n)``."""
-        counts = [self.detectors.count(member.spec) for member in self.scoring_members()]
+        counts = self._counts()
         ranked, checked = torch.split(self.deviations(scores), [len(counts) - counts.count(0), counts.count(0)])
         below = (log_ndtr(checked) - LOG_LIMIT).clamp(max=0).sum(dim=0)
         if self.reduction == "min":
@@ -240,7 +241,12 @@ class RankEnsemble(NetworkDetector):
 
     def limits(self) -> list[float | None]:
         """Return the deviation below which each scoring member counts: None for any, :data:`LIMIT` for a check."""
-        return [LIMIT if member.spec not in self.detectors else None for member in self.scoring_members()]
+        return [None if count else LIMIT for count in self._counts()]
+
+    def _counts(self) -> list[int]:
+        """How often each scoring member counts; 0 for a check."""
+        used = {id(member) for member in self.scoring_members()}
+        return [count for member, count in zip(self.members, self._listed, strict=True) if id(member) in used]
 
     def _members(self) -> list[Detector]:
         return [member for member in self.members if isinstance(member, Detector)]
