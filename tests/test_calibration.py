@@ -217,7 +217,8 @@ def test_other_arrays_are_not_kept_scores(scores: Any) -> None:
 
 
 def test_a_threshold_is_restored_with_or_without_scores() -> None:
-    for usable in (np.array([1.0, 1.0, 2.0]), kept_scores(np.arange(10_000.0)), kept_scores(np.arange(10_001.0))):
+    sizes = (1, 10_000, 10_001)
+    for usable in (np.array([1.0, 1.0, 2.0]), *(kept_scores(np.arange(float(size))) for size in sizes)):
         assert restore_threshold(RECORD, usable, "guard").id_scores is usable
     assert restore_threshold(RECORD, None, "guard") == Threshold(**RECORD)
 

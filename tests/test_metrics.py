@@ -195,6 +195,12 @@ def test_evaluate_agrees_with_scikit_learn_on_large_arrays(decimals: int) -> Non
     assert evaluated(ids, oods) == pytest.approx(by_scikit_learn(ids, oods), abs=1e-9)
 
 
+def test_the_threshold_is_the_first_id_score_of_a_block() -> None:
+    """Of 20 ID scores one may be rejected: it is in the first block, and the threshold in the second."""
+    ids, oods = np.repeat([0.0, 1.0], [1, 19]), np.repeat([0.0, 1.0], [15, 5])
+    assert evaluated(ids, oods, (1 << 30, 16)) == pytest.approx(slow.everything(ids, oods), abs=EXACT)
+
+
 # Inputs -------------------------------------------------------------------------------------------
 
 
