@@ -1,7 +1,7 @@
 """Two small networks that read no images, for the study behind the default detector; each is trained in a minute.
 
-``table`` reads rows of 64 numbers. ``files`` reads the first bytes of files in the installed packages, so its numbers
-depend on what is installed.
+``table`` reads rows of 64 numbers. ``files`` reads the first bytes of files in some installed packages, so its numbers
+depend on their versions.
 """
 
 import sysconfig
@@ -18,6 +18,7 @@ from oodles.features import Features, Head
 Sets = dict[str, Features]
 """``train``, ``test`` and the OOD sets."""
 BYTES, FILES, KNOWN_DIGITS = 512, 400, 7
+PACKAGES = ("matplotlib", "mypyc", "numpy", "onnx", "pyarrow", "scipy", "sklearn", "timm", "torch", "torchgen")
 KINDS = {
     "python": (".py",),
     "stub": (".pyi",),
@@ -75,7 +76,8 @@ class ByteNetwork(nn.Module):
 def files() -> Sets:
     """A network that tells six kinds of text files apart by their first 512 bytes; other files are OOD."""
     torch.manual_seed(0)
-    found = sorted(path for path in Path(sysconfig.get_paths()["purelib"]).rglob("*.*") if path.is_file())
+    installed = Path(sysconfig.get_paths()["purelib"])
+    found = sorted(path for name in PACKAGES for path in (installed / name).rglob("*.*") if path.is_file())
     known = [beginnings(found, suffixes) for suffixes in KINDS.values()]
     labels = torch.cat([torch.full((len(part),), label) for label, part in enumerate(known)])
     rows = torch.cat(known)
