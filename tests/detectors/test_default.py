@@ -48,7 +48,7 @@ def test_the_default_detector_is_the_default_ensemble_of_its_members(fitted: Def
     assert DefaultEnsemble().spec == "default"
     assert type(parse("default")) is DefaultEnsemble
     assert DefaultEnsemble().detectors == default.MEMBERS
-    members = ("react_scale_dice", "react_scale_dice", "vim", "knn(5, 2000)", "mahalanobis_pp(floor=1e-8)")
+    members = ("react_scale_dice", "react_scale_dice", "vim", "knn(5, 2000)", "mahalanobis_pp(floor=1e-6)")
     assert tuple(parse(text).spec for text in members) == default.MEMBERS
     used = list(dict.fromkeys((*default.MEMBERS, *support.CHECKS)))
     assert [member.spec for member in fitted.scoring_members()] == used, "the first one once, although it counts twice"

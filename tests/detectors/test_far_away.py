@@ -214,3 +214,28 @@ def test_embeddings_of_real_networks(name: str, data: Path) -> None:
         assert _accepted(detector, Features(kept, head=head), threshold) >= 0.9
     for far in (4 * own, 20 * own, 100 * own, own + 10 * train.std(dim=0)):
         assert _accepted(detector, Features(far, head=head), threshold) <= 0.01
+
+
+@pytest.mark.realdata
+def test_noise_behind_a_layer_norm_on_a_frozen_network(data: Path) -> None:
+    """A small projection of real embeddings varies by 1e-6 of the largest variance in some directions."""
+    arrays = np.load(data / "networks" / "densenet_cifar10.npz")
+    embedding, labels = torch.from_numpy(arrays["train"]).float(), torch.from_numpy(arrays["train_labels"]).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [nn.Linear(embedding.shape[1], 128), nn.GELU(), nn.Linear(128, 128), nn.LayerNorm(128)]
+        network = nn.Sequential(*body, nn.Linear(128, 10))
+        search = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
+        for _ in range(600):
+            rows = torch.randint(len(embedding), (256,))
+            loss = F.cross_entropy(network(embedding[rows]), labels[rows])
+            search.zero_grad()
+            loss.backward()
+            search.step()
+    detector = default_detector().fit(_extracted(network, embedding))
+    test = torch.from_numpy(arrays["id_test"]).float()
+    threshold = calibrate(detector.score(_extracted(network, test[::2])), id_rate=0.95).value
+    features = _extracted(network, test[1::2])
+    noise = torch.randn(features.embedding.shape, generator=torch.Generator().manual_seed(0))
+    changed = Features(features.embedding + 0.01 * features.embedding.std() * noise, head=features.head)
+    assert _accepted(detector, changed, threshold) >= 0.9

@@ -16,7 +16,7 @@ from oodles.errors import DataError, FitWarning
 from oodles.features import Features, Head
 
 CHAIN = "react(97)+scale(65)+dice(0.05)+energy"
-MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis_pp(floor=1e-08)")
+MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis_pp(floor=1e-06)")
 LOGIT_MEMBERS = ("energy", "gen", "max_logit")
 MULTILABEL_MEMBERS = ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
 MULTILABEL_LOGIT_MEMBERS = ("joint_energy", "max_logit")
@@ -47,7 +47,7 @@ class DefaultEnsemble(RankEnsemble):
     warning.
 
     >>> DefaultEnsemble().detectors[2:]
-    ('vim', 'knn(k=5, bank=2000)', 'mahalanobis_pp(floor=1e-08)')
+    ('vim', 'knn(k=5, bank=2000)', 'mahalanobis_pp(floor=1e-06)')
     """
 
     def __init__(
