@@ -1,7 +1,6 @@
 """Clients of the service, many at once.
 
-They send images over connections that stay open, either each as soon as the last answer is there (``rate`` 0), or at a
-fixed rate whatever the answers are.
+They send images over connections that stay open: each client sends as soon as it has the last answer, whatever that is.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ class Outcome:
     statuses: Counter[int] = field(default_factory=Counter)
     accepted: list[float] = field(default_factory=list)  # seconds of each
     live: Counter[int] = field(default_factory=Counter)
-    slowest_live: float = 0.0
+    slowest_live: float = 0.0  # on a new connection, as probes come
 
     def add(self, status: int, seconds: float) -> None:
         """Count one answer."""
@@ -94,40 +93,22 @@ async def closed_loop(port: int, requests: list[bytes], clients: int, seconds: f
     await asyncio.gather(*map(client, range(clients)))
 
 
-async def open_loop(port: int, requests: list[bytes], rate: float, seconds: float, outcome: Outcome) -> None:
-    """Requests begin at a fixed rate; one that finds no idle connection opens another."""
-    idle: list[Connection] = []
-    tasks = []
-    began = time.perf_counter()
-
-    async def one(number: int) -> None:
-        connection = idle.pop() if idle else Connection(port)
-        start = time.perf_counter()
-        outcome.add(await connection.ask(requests[number % len(requests)]), time.perf_counter() - start)
-        idle.append(connection)
-
-    for number in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(number)))
-    await asyncio.gather(*tasks)
-
-
 async def watch_live(port: int, outcome: Outcome) -> None:
-    """Ask every 100 ms whether the service is alive."""
-    connection = Connection(port)
+    """Ask every 100 ms whether the service is alive, each time on a new connection."""
+    probe = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     while True:
         began = time.perf_counter()
-        outcome.live[await connection.ask(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")] += 1
+        outcome.live[await Connection(port).ask(probe)] += 1
         outcome.slowest_live = max(outcome.slowest_live, time.perf_counter() - began)
         await asyncio.sleep(0.1)
 
 
-def send(images: str, port: int, seconds: float, size: int, clients: int, rate: float) -> dict[str, Any]:
+def send(images: str, port: int, seconds: float, size: int, clients: int) -> dict[str, Any]:
     """Send requests with ``size`` images each, and count; called in a process of its own."""
-    return asyncio.run(_send(sorted(Path(images).iterdir()), port, seconds, size, clients, rate))
+    return asyncio.run(_send(sorted(Path(images).iterdir()), port, seconds, size, clients))
 
 
-async def _send(paths: list[Path], port: int, seconds: float, size: int, clients: int, rate: float) -> dict[str, Any]:
+async def _send(paths: list[Path], port: int, seconds: float, size: int, clients: int) -> dict[str, Any]:
     files = [path.read_bytes() for path in paths]
     requests = [
         score_request([files[(start + place) % len(files)] for place in range(size)]) for start in range(len(files))
@@ -135,10 +116,7 @@ async def _send(paths: list[Path], port: int, seconds: float, size: int, clients
     outcome = Outcome(size)
     watcher = asyncio.create_task(watch_live(port, outcome))
     began = time.perf_counter()
-    if rate:
-        await open_loop(port, requests, rate, seconds, outcome)
-    else:
-        await closed_loop(port, requests, clients, seconds, outcome)
+    await closed_loop(port, requests, clients, seconds, outcome)
     elapsed = time.perf_counter() - began
     watcher.cancel()
     return outcome.as_record(elapsed)

@@ -271,7 +271,8 @@ def milliseconds() -> float:
     """What a batch of 32 costs, of processor time."""
     generator = np.random.default_rng(0)
     threshold, scores = calibrate(generator.normal(size=1000)), generator.normal(size=32)
-    monitor, values = Monitor(threshold), {"p_value": threshold.p_values(scores), "is_id": threshold.is_id(scores)}
+    monitor = Monitor(threshold)
+    values: dict[str, Any] = {"p_value": threshold.p_values(scores), "is_id": threshold.is_id(scores)}
     start = process_time()
     for _ in range(200):
         monitor.observe(score=scores, label=np.zeros(32, dtype=np.int64), **values)

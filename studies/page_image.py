@@ -41,6 +41,5 @@ def take(data: Path, folder: Path, path: Path) -> None:
         browser.wait("#about", "Detector")
         for button in browser.all(".drawing"):
             button.click()
-            browser.wait("#verdict", f"drawing of {button.text}", "The score")
-        browser.wait("#rate-caption", "In the latest window")
+            browser.wait("#verdict", f"{button.text} (drawing)", "The score")
         browser.screenshot(path)

@@ -96,7 +96,7 @@ def _verdicts(folder: Path) -> dict[str, Any]:
         Row(f"/data/photos/{row // 1000:04}/{name:08x}.jpg", label, f"class {label}", chance, score, None, score > -1.6)
         for row, (name, label, chance, score) in enumerate(zip(names, labels, chances, scores, strict=True))
     ]
-    with open_results(folder / "verdicts.parquet", Job("", 0.0, 0.95, "", None, len(rows))) as results:
+    with open_results(folder / "verdicts.parquet", Job("", 0.0, 0.95, "", "", None, len(rows))) as results:
         list(results.remaining([], lambda _: None))
         results.append(rows)
         results.finish()

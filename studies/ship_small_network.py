@@ -20,7 +20,7 @@ from oodles.features import Features
 from oodles.guard import Guard
 from oodles.models.shipped import CARD, GUARD, WEIGHTS, load, shipped_folder
 from oodles.network.extraction import extract
-from oodles.records.files import write_bytes
+from oodles.records.files import OWNED, write_bytes
 from oodles.records.tensors import serialise
 from oodles.training.trainer import RECORD
 from studies import DATA
@@ -39,7 +39,7 @@ def main(run: Path = Path("runs/cifar10-small"), data: Path = DATA) -> None:
     folder.mkdir(exist_ok=True)
     weights = load_file(run / "weights.safetensors")
     halved = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
-    write_bytes(folder / WEIGHTS, serialise(halved))
+    write_bytes(folder / WEIGHTS, serialise(halved), OWNED)
     model = load(NAME)
     images = open_images(data / "cifar10-jpeg.zip" / "test")
     preprocessing = CIFAR.as_record()

@@ -13,7 +13,7 @@ from support.memory import peak_bytes
 
 from oodles import features as features_module
 from oodles import store
-from oodles.detectors import Energy
+from oodles.detectors import Energy, Mahalanobis
 from oodles.errors import ArgumentError, DataError, FileError, ShapeError
 from oodles.features import Features, Head
 
@@ -457,3 +457,15 @@ def test_split_reads_no_shard_of_a_store_until_its_rows_are_used_or_saved(tmp_pa
         assert_equal(part[3:9], wanted[3:9])
     first.save(tmp_path / "part")
     assert_equal(Features.load(tmp_path / "part"), whole.split()[0])
+
+
+def test_predicted_classes_as_labels():
+    plain = make()
+    assert torch.equal(plain.with_predicted_labels().labels, plain.logits.argmax(dim=1))
+    assert plain.with_predicted_labels().accuracy == 1
+    unlabelled = Features(plain.embedding, head=plain.head)
+    with pytest.raises(
+        ShapeError, match=r"labels, which .* does not have; give labels, or .*with_predicted_labels\(\)"
+    ):
+        Mahalanobis().fit(unlabelled)
+    assert Mahalanobis().fit(unlabelled.with_predicted_labels()).fitted

@@ -1,15 +1,21 @@
 """The README: its lines for one's own model run on vision, text and tables, its numbers and links are right."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from support import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
-from support.site_data import images, table, vision_model
+from support.serving import command, environment, running
+from support.site import blocks
+from support.site_data import images, table, vision_model, write_workspace
 from torch import nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from oodles import cli
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -66,6 +72,26 @@ def test_the_lines_work_unchanged(model, batch, tmp_path, monkeypatch):
     assert verdict.is_id.dtype == torch.bool
     assert torch.isfinite(verdict.score).all()
     assert (tmp_path / "guard" / "guard.json").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:the model's accuracy by these labels")  # of an untrained network
+def test_the_commands_work_as_printed(tmp_path, monkeypatch):
+    """One after another, in a folder with the images, the module and the checkpoint that they name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_workspace(tmp_path)
+    block = next(block.text for block in blocks(README) if "oodles fit" in block.text)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert {line[1] for line in lines} >= {"extract", "fit", "score", "explain", "export", "serve", "monitor", "report"}
+    for program, *arguments in lines:
+        assert program == "oodles"
+        if arguments[0] == "serve":
+            with running(command(*arguments[1:]), environment(OODLES_SERVE_PORT="0")) as server:
+                assert server.score((tmp_path / "photos/new/1.jpg").read_bytes()).result["label"] is not None
+            continue
+        result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, f"{arguments}: {result.output}"
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_the_snippet_is_short():

@@ -25,6 +25,7 @@ from support.site_data import (
     feature_names,
     guard_names,
     library_names,
+    onnx_names,
     saved_names,
     vision_names,
     write_workspace,
@@ -47,7 +48,12 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "training": dict,
     "write-your-own-detector": feature_names,
 }
-WITH_FILES = {"monitoring": exported_names, "scoring": saved_names, "use-on-your-model": library_names}
+WITH_FILES = {
+    "monitoring": exported_names,
+    "onnx": onnx_names,
+    "scoring": saved_names,
+    "use-on-your-model": library_names,
+}
 """What each page takes for granted, some of them in files."""
 NOT_RUN = {
     "scale": "needs a Ray cluster: tests/distributed/test_ray.py runs the same calls",

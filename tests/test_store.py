@@ -1,6 +1,7 @@
 """The store: one writer at a time, resuming, and refusing files that are altered, incomplete or not its own."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -219,6 +220,16 @@ def test_two_processes_cannot_write_the_same_store(tmp_path):
         assert writer.shards == []
 
 
+def test_a_pipe_in_place_of_a_shard_is_refused_and_not_waited_for(tmp_path):
+    write(tmp_path / "s")
+    shard = tmp_path / "s" / "shard-00000.safetensors"
+    rewrite(tmp_path / "s", lambda manifest: manifest["shards"][0].update(bytes=0))
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(FileError, match="not a regular file"):
+        Store(tmp_path / "s").shards[0].columns()
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/shard"])
 def test_a_manifest_that_points_outside_the_folder_is_refused(tmp_path, name):
     write(tmp_path / "s")
@@ -368,7 +379,7 @@ def test_a_save_does_not_begin_an_extraction_again(tmp_path):
 def test_a_writer_continues_where_a_killed_one_stopped_and_removes_what_it_left(tmp_path):
     write(tmp_path / "s", shards=1, finish=False)
     kept = contents(tmp_path / "s")
-    for name in (".shard-00001.safetensors.writing-x1.safetensors", "shard-00001.safetensors", "head-00.safetensors"):
+    for name in (".shard-00001.safetensors.oodles-x1.safetensors", "shard-00001.safetensors", "head-00.safetensors"):
         (tmp_path / "s" / name).write_bytes(b"half")
     write(tmp_path / "s", shards=1, finish=False)
     assert contents(tmp_path / "s") == kept

@@ -171,7 +171,6 @@ class ForgetfulODIN(ODIN):
         (LastBatchOnly(), "partial_fit differs from fit"),
         (AddsToAFinishedFit(), "partial_fit after fit must raise ArgumentError"),
         (RoundsFloats(), "float32 and float64 disagree"),
-        (KeepsItOutOfBuffers(p=0.5), "loading changes scores"),
         (ReplacesNan(p=0.5), "a NaN input does not get a NaN score"),
         (TakesAnyWidth(p=0.5), "another width must raise ShapeError"),
         (GivesInfinityForHugeRows(), "infinite scores"),
@@ -183,6 +182,11 @@ class ForgetfulODIN(ODIN):
 def test_the_suite_finds_what_is_broken(broken: Detector, complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         check_detector(broken)
+
+
+def test_what_is_not_in_a_buffer_is_found() -> None:
+    with pytest.raises(FileError, match="the scores for its test rows differ"):
+        check_detector(KeepsItOutOfBuffers(p=0.5))
 
 
 def test_a_choice_that_is_lost_when_saving_is_found() -> None:

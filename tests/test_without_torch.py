@@ -28,13 +28,14 @@ SMALL = Transform(8, 10, (0.5,) * 3, (0.25,) * 3)
 
 WITH_TORCH = {  # the modules of these packages that need it
     *("oodles.data.batches", "oodles.data.inputs", "oodles.data.loaders"),
-    *(f"oodles.deploy.{name}" for name in ("export", "graph", "preprocessing", "saved", "saving")),
+    *(f"oodles.deploy.{name}" for name in ("export", "graph", "preprocessing", "saved", "saving", "user_graph")),
     *("oodles.explanation.explaining", "oodles.records.tensors"),
     *(f"oodles.store.{name}" for name in ("reading", "writing")),
 }
 PACKAGES = (cli, data, deploy, explanation, monitor, records, results, serve, store)
 MODULES = (
     *("oodles", "oodles.calibration", "oodles.errors", "oodles.extras", "oodles.metrics", "oodles.plots"),
+    *("oodles.network.graph_check", "oodles.network.sessions"),
     *("oodles.bench.tables", "oodles.paper.published", "oodles.report.document", "oodles.report.rows"),
     "oodles.report.scored",
     *(
@@ -118,7 +119,7 @@ def test_rows_and_scored_inputs_are_reported(run, tmp_path):
     check_page(tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("name", ["extract", "DICE", "Verdict", "detectors", "benchmark"])
+@pytest.mark.parametrize("name", ["extract", "DICE", "detectors", "benchmark"])
 def test_a_public_name_that_needs_torch_says_what_to_install(run, name):
     script = """
 import sys

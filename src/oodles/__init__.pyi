@@ -14,6 +14,7 @@ from .calibration import calibrate as calibrate
 from .calibration import conformal as conformal
 from .deploy.saving import load_detector as load_detector
 from .deploy.saving import save_detector as save_detector
+from .deploy.verdict import Verdict as Verdict
 from .detectors.base import Detector as Detector
 from .detectors.default import default_detector as default_detector
 from .detectors.ensemble import combine as combine
@@ -38,9 +39,9 @@ from .errors import OodlesError as OodlesError
 from .errors import ShapeError as ShapeError
 from .features import Features as Features
 from .guard import Guard as Guard
-from .guard import Verdict as Verdict
 from .head import Head as Head
 from .network.extraction import extract as extract
+from .network.onnx_model import OnnxModel as OnnxModel
 from .selection.detector import select as select
 
 __version__: str

@@ -1,13 +1,16 @@
 """From scores to decisions that hold on finite data: thresholds, and conformal p-values."""
 
+import hashlib
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.errors import ArgumentError, DataError, FileError, FitWarning
+from oodles.records.html import html_table
 
 if TYPE_CHECKING:  # what decides also runs where there is no torch
     from torch import Tensor
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # what decides also runs where there is no torch
 Floats = npt.NDArray[np.float64]
 
 MAX_SCORES = 10_000  # of the calibration set that a threshold keeps
+MIN_TIED = 10  # equal scores at the threshold, and a tenth of all, that are reported
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,32 @@ class Threshold:
         """Everything but the scores as plain values, for JSON."""
         return {"value": self.value, "id_rate": self.id_rate, "calibration_size": self.calibration_size}
 
-    def p_values(self, scores: "Tensor | npt.ArrayLike") -> Floats:
-        """The p-value of each score among the scores of the calibration set, see :func:`p_values`; NaN if unknown."""
+    def digest(self) -> str | None:
+        """The SHA-256 of the scores; None if they are unknown."""
+        return None if self.id_scores is None else hashlib.sha256(self.id_scores.tobytes()).hexdigest()
+
+    @overload
+    def p_values(self, scores: "Tensor") -> "Tensor": ...
+    @overload
+    def p_values(self, scores: npt.ArrayLike) -> Floats: ...
+    def p_values(self, scores: Any) -> Any:
+        """The p-value of each score among the scores of the calibration set, see :func:`p_values`; NaN if unknown.
+
+        Those of a tensor are a tensor on its device.
+        """
+        if hasattr(scores, "new_tensor"):
+            import torch
+
+            known = torch.from_numpy(np.empty(0) if self.id_scores is None else self.id_scores).double()
+            at_most = torch.searchsorted(known.to(scores.device), scores.detach().double(), right=True)
+            found = (1 + torch.where(scores < math.inf, at_most, 0)).double() / (len(known) + 1)
+            return found if len(known) else found * math.nan
         if self.id_scores is None:
-            return np.full(np.shape(_as_array(scores)), math.nan)
+            return np.full(np.shape(scores), math.nan)
         return p_values(scores, self.id_scores)
+
+    def _repr_html_(self) -> str:
+        return html_table("Threshold", self.as_record().items())
 
     @overload
     def is_id(self, scores: "Tensor") -> "Tensor": ...
@@ -91,6 +116,14 @@ def calibrate(id_scores: "Tensor | npt.ArrayLike", id_rate: float = 0.95) -> Thr
         least = math.ceil(1 / (1 - id_rate) - 1 - 1e-9)
         raise DataError(f"{len(scores)} ID scores are too few for id_rate={id_rate}; at least {least} are needed")
     value = float(np.partition(scores, rank - 1)[rank - 1])
+    tied = int((scores == value).sum())
+    if tied >= max(MIN_TIED, len(scores) / 10):
+        warnings.warn(
+            f"{tied} of {len(scores)} ID scores equal the threshold {value:.7g}, so every OOD input with that score is "
+            "accepted; the scores are saturated or rounded: use another detector, such as energy instead of msp",
+            FitWarning,
+            stacklevel=2,
+        )
     return Threshold(value=value, id_rate=id_rate, calibration_size=len(scores), id_scores=kept_scores(scores))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,12 +58,18 @@ class Gathered:
 def as_tensor(name: str, values: Any) -> Tensor:
     """A tensor from a tensor, an array or nested lists; one without plain numbers in memory is refused."""
     try:
-        tensor = torch.as_tensor(values)
+        tensor = torch.as_tensor(native(values))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{name} cannot be read as numbers ({one_line(error)}); give a tensor or an array") from None
     if not is_dense(tensor):
         raise DataError(f"{name} is sparse, nested or on the meta device; give a dense tensor")
     return tensor
+
+
+def native(values: Any) -> Any:
+    """Return the same, but a copy of an array that torch cannot use: one in reverse, or with bytes in another order."""
+    usable = not isinstance(values, np.ndarray) or (values.dtype.isnative and min(values.strides, default=0) >= 0)
+    return values if usable else values.astype(values.dtype.newbyteorder("="), order="C")
 
 
 def is_dense(tensor: Tensor) -> bool:

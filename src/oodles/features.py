@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,18 +21,23 @@ from oodles.columns import (
     check_logits,
     check_precision,
     fingerprint,
+    native,
     to_storage,
 )
 from oodles.data.decoding import prefetch
 from oodles.errors import ArgumentError, DataError, ShapeError
 from oodles.head import Classifier
 from oodles.head import Head as Head
+from oodles.records.html import html_table
 from oodles.store import Store, bad_rows, open_writer
 
+Array = Tensor | npt.NDArray[Any]
 READERS = 2  # threads that read and check blocks of a store
 CHUNK_ELEMENTS = 1 << 21  # 16 MB in float64; above 32 MB glibc maps new memory for each block instead of reusing it
 SHARD_ELEMENTS = 1 << 24
 MIN_TO_SPLIT = 100
+REMEDIES = {"labels": "give labels, or use the predicted classes: features.with_predicted_labels()"}
+MAX_NAMES = 20  # of classes that a notebook shows
 
 
 class Features:
@@ -52,12 +58,12 @@ class Features:
 
     def __init__(
         self,
-        embedding: Tensor | None = None,
+        embedding: Array | None = None,
         *,
-        logits: Tensor | None = None,
-        labels: Tensor | None = None,
+        logits: Array | None = None,
+        labels: Array | None = None,
         head: Head | None = None,
-        layers: Mapping[str, Tensor] | None = None,
+        layers: Mapping[str, Array] | None = None,
         class_names: Sequence[str] = (),
         multilabel: bool = False,
         bad_rows: Sequence[int] = (),
@@ -114,6 +120,12 @@ class Features:
         labelled = "yes" if "labels" in self._names else "no"
         return f"Features(rows={len(self)}, width={self.width}, classes={self.classes}, labels={labelled})"
 
+    def _repr_html_(self) -> str:
+        names = {"columns": ", ".join(sorted(self._names)), "class names": ", ".join(self.class_names[:MAX_NAMES])}
+        return html_table(
+            "Features", {"rows": len(self), "width": self.width, "classes": self.classes, **names}.items()
+        )
+
     @property
     def head(self) -> Head | None:
         """The last linear layer, or None if only logits are known."""
@@ -163,6 +175,14 @@ class Features:
         return self._column("labels") if "labels" in self._names else None
 
     @property
+    def accuracy(self) -> float | None:
+        """The fraction of rows whose label is the predicted class; None without labels."""
+        if "labels" not in self._names:
+            return None
+        right = (part.logits.argmax(dim=1) == part.column("labels") for part in self.batches())
+        return sum(int(part.sum()) for part in right) / len(self)
+
+    @property
     def layers(self) -> dict[str, Tensor]:
         """Pooled activations of the inner modules that were requested."""
         return {name.removeprefix(LAYER): self._column(name) for name in sorted(self._names) if name.startswith(LAYER)}
@@ -190,7 +210,7 @@ class Features:
     def column(self, name: str) -> Tensor:
         """A column by its name: ``embedding``, ``logits``, ``labels`` or ``layer.<name>``."""
         if not self.holds(name):
-            raise ShapeError(f"{self} has no {name}; extract it from the model")
+            raise ShapeError(f"{self} has no {name}; {REMEDIES.get(name, 'extract it from the model')}")
         return self.logits if name == "logits" else self._column(name)
 
     def _column(self, name: str) -> Tensor:
@@ -242,7 +262,7 @@ class Features:
         if isinstance(index, slice) and index.step in (None, 1):
             picked = self._span(*index.indices(len(self))[:2])
         else:
-            chosen = index if isinstance(index, slice) else torch.as_tensor(index).to(self.device)
+            chosen = index if isinstance(index, slice) else torch.as_tensor(native(index)).to(self.device)
             if isinstance(chosen, Tensor) and chosen.ndim != 1:
                 raise ArgumentError(f"features take a slice, a list of rows or a mask, not {index!r}")
             picked = self._take(torch.arange(len(self), device=self.device)[chosen])
@@ -321,6 +341,16 @@ class Features:
             check_columns(columns, None if head is None else head.shape)
         block = InMemory(len(self), columns)
         return Features._trusted([block], columns, replace(self._model, head=head), self._bad_rows)
+
+    def with_predicted_labels(self) -> "Features":
+        """The same rows, in memory, with the predicted classes as labels.
+
+        >>> Features(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), head=Head(torch.eye(2))).with_predicted_labels().labels
+        tensor([0, 1])
+        """
+        columns = {name: self._column(name) for name in self._names}
+        columns |= {"logits": self.logits, "labels": self.logits.argmax(dim=1)}
+        return Features._trusted([InMemory(len(self), columns)], columns, self._model, self._bad_rows)
 
     def save(self, path: str | Path, *, dtype: torch.dtype = torch.float32, note: str = "") -> None:
         """Write a feature store to the folder ``path``; ``note`` is free text kept with it."""

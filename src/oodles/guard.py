@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from oodles.calibration import Threshold, check_id_rate
 from oodles.data.batches import LABEL_KEYS, BatchReader, LabelsAt, first_rows
+from oodles.data.conversion import preprocessing_record
 from oodles.data.inputs import Inputs
-from oodles.data.transforms import Transform, preprocessing_record
+from oodles.data.transforms import image_transform
 from oodles.deploy.export import Exportable, export_guard, noise_images, refuse_steps
 from oodles.deploy.exported import ExportedGuard
 from oodles.deploy.saving import load_guard, save_guard
+from oodles.deploy.verdict import Verdict
 from oodles.detectors import Detector
 from oodles.detectors.base import (
     INPUTS,
@@ -30,35 +32,24 @@ from oodles.detectors.network_detector import layers_of, needs_head, needs_netwo
 from oodles.detectors.parsing import as_detector
 from oodles.errors import ArgumentError, DataError, FileError, HeadError, ShapeError
 from oodles.explanation.explaining import Explanation, explain
-from oodles.features import Features
+from oodles.features import MAX_NAMES, Features
 from oodles.functional import label_probability
 from oodles.network.extraction import extract
 from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName, Pass
+from oodles.network.onnx_model import OnnxModel, as_model
 from oodles.network.outputs import class_names
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
-from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
+from oodles.network.taps import check_model, eval_mode, has_convolutions, needs_eval, unwrap
 from oodles.records.files import Key, Record
+from oodles.records.html import html_table
 from oodles.selection.fitting import fit_and_calibrate
 from oodles.selection.tuning import tune
 from oodles.steps import Step
 
 MAX_ROWS = 64  # that an export is tried on
 MAX_CLASSES = 1000  # whose logits a saved guard keeps for its self-test
-
-
-class Verdict(NamedTuple):
-    """A guard's answer for a batch: the model's own logits, its label, the score, and whether the input is ID.
-
-    >>> Verdict(torch.tensor([[0.2, 3.0]]), torch.tensor([1]), torch.tensor([3.1]), torch.tensor([True])).is_id
-    tensor([True])
-    """
-
-    logits: Tensor
-    label: Tensor
-    score: Tensor
-    is_id: Tensor
 
 
 class Guard(nn.Module):
@@ -68,10 +59,11 @@ class Guard(nn.Module):
     the first batch; pass the ``head`` that ``extract`` was given, if any. It must have the width that the detector was
     fitted on. Several threads may call one guard. ``is_id`` is ``score >= threshold``, and the score of an input whose
     embedding, logits or score are not finite, in the precision of the detector, is NaN, so such an input is never
-    in-distribution. ``preprocessing`` says how images were resized and normalised; it is saved with the guard, so that
-    ``oodles score`` treats images the same way. ``classes`` are the names of the model's classes, in order; by default
-    those in ``model.config.id2label``. ``multilabel`` says whether an input may have several classes; by default what
-    the model shows.
+    in-distribution. ``preprocessing`` says how images were resized and normalised: a
+    :class:`~oodles.data.transforms.Transform`, or what :func:`oodles.data.conversion.as_transform` makes one of. It is
+    saved with the guard, so that ``oodles score`` treats images the same way. ``classes`` are the names of the model's
+    classes, in order; by default those in ``model.config.id2label``. ``multilabel`` says whether an input may have
+    several classes; by default what the model shows.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -82,22 +74,24 @@ class Guard(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | Path,
         detector: Detector,
         threshold: Threshold,
         *,
         head: HeadName = None,
-        preprocessing: Transform | Record | None = None,
+        preprocessing: Any = None,
         classes: Sequence[str] | None = None,
         multilabel: bool | None = None,
     ) -> None:
         super().__init__()
+        check_model(model)
         check_fitted(detector)
         if head is False and needs_head(detector):
             raise ArgumentError(f"{detector} needs embeddings, which head=False leaves out; give head=None or its name")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is not a Threshold; make one with calibrate(id_scores)")
-        self.model = model
+        model = as_model(model)
+        self.model: nn.Module = model
         self.detector = detector
         self.threshold = threshold
         self.head: HeadName = head
@@ -117,7 +111,7 @@ class Guard(nn.Module):
     @classmethod
     def fit(
         cls,
-        model: nn.Module,
+        model: nn.Module | str | Path,
         train: Iterable[Any],
         *,
         calibration: Iterable[Any] | None = None,
@@ -128,10 +122,11 @@ class Guard(nn.Module):
         classes: Sequence[str] | None = None,
         multilabel: bool | None = None,
         device: torch.device | str | None = None,
-        preprocessing: Transform | Record | None = None,
+        preprocessing: Any = None,
     ) -> "Guard":
         """A guard for ``model`` from ID inputs alone: fits the detector (the default one if None) and its threshold.
 
+        ``model`` is a module, or the path of an ONNX file.
         ``train`` are inputs to fit on, ``calibration`` ID inputs that the model was not trained on, for the threshold.
         Without them a fifth of the training rows is set aside for that, which accepts fewer new inputs than asked for,
         because a network fits its training data better than new data. ``detector`` may be text, such as ``"knn"``. If
@@ -140,36 +135,39 @@ class Guard(nn.Module):
         :class:`oodles.data.loaders.ImageLoader`.
         """
         check_id_rate(id_rate)
+        if calibration is train:
+            raise ArgumentError("calibration= is the same loader as train; give inputs that fit has not seen, or None")
+        model = as_model(model)
         chosen = None if detector is None else as_detector(detector)
         if calibration is None and chosen is not None and needs_network(chosen):
             raise ArgumentError(f"{chosen} needs more of the network than embeddings; give calibration images")
         layers = () if chosen is None else layers_of([chosen])
-        options: dict[str, Any] = {"device": device, "layers": layers, "labels": labels}
-        options |= {"classes": classes, "multilabel": multilabel}
+        options: dict[str, Any] = {"device": device, "labels": labels, "classes": classes, "multilabel": multilabel}
         probes: list[Probe | None] = []
         features = extract(
             model,
             train,
             head=head,
+            layers=layers,
             optional_head=head is None and (chosen is None or not needs_head(chosen)),
-            on_first=lambda inputs: probes.append(probe_like(inputs)),
+            on_batch=lambda number, inputs: None if number else probes.append(probe_like(inputs)),
+            preprocessing=preprocessing,
             **options,
         )
-        if features.head is None:
-            head = False
+        options |= {"head": False if features.head is None else head, "multilabel": features.multilabel}
         held_out: Callable[[Detector], Features] | None = None
         if calibration is not None:
 
             def held_out(fitted: Detector) -> Features:
-                tune([fitted], model, calibration, head=head, device=device, labels=labels)
-                return extract(model, calibration, head=head, steps=steps_of([fitted]), **options)
+                tune([fitted], model, calibration, **options)
+                return extract(model, calibration, layers=layers, steps=steps_of([fitted]), **options)
 
         fitted, threshold = fit_and_calibrate(features, chosen, calibration=held_out, id_rate=id_rate)
         guard = cls(
             model,
             fitted,
             threshold,
-            head=head,
+            head=options["head"],
             preprocessing=preprocessing_record(preprocessing, train),
             classes=features.class_names,
             multilabel=features.multilabel,
@@ -181,6 +179,15 @@ class Guard(nn.Module):
     def __repr__(self) -> str:
         return f"Guard({type(self.model).__name__}, {self.detector.spec}, score >= {self.threshold.value:.7g})"
 
+    def _repr_html_(self) -> str:
+        rows: Record = {
+            "model": type(self.model).__name__,
+            "detector": self.detector.spec,
+            **self.threshold.as_record(),
+        }
+        rows |= {"classes": ", ".join(self.class_names[:MAX_NAMES]), "preprocessing": self.preprocessing}
+        return html_table("Guard", rows.items())
+
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: a guard is for inference only."""
         return super().train(False)
@@ -190,24 +197,14 @@ class Guard(nn.Module):
         self._forward = None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
-    def forward(self, *inputs: Any, **named: Any) -> Verdict:
+    __call__: "Callable[..., Verdict[Tensor]]"  # that of nn.Module may return anything
+
+    def forward(self, *inputs: Any, **named: Any) -> Verdict[Tensor]:
         """Label, score and decision for each input, from one forward pass plus those of the detector's input steps.
 
         The arguments are those of the model, ``guard(images)`` or ``guard(**tokens)``, or one batch as a loader gives
         it; labels are ignored.
         """
-        return self._judge(inputs, named)[0]
-
-    def with_probability(self, *inputs: Any, **named: Any) -> tuple[Verdict, Tensor]:
-        """The same verdict, and the model's probability of each label.
-
-        That is the largest of the softmax, or for a multi-label model the sigmoid of the largest logit.
-        """
-        verdict, logits = self._judge(inputs, named)
-        return verdict, label_probability(logits, multilabel=self._forward is not None and self._forward.multilabel)
-
-    def _judge(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Verdict, Tensor]:
-        """The verdict and the logits of the classes, which a model with a softmax at its end does not return."""
         logits, seen = self._run(inputs, named)
         columns = [seen[name] if name in seen else logits.new_empty(len(logits), 0) for name in self._columns]
         # scores are computed where and as the detector was fitted, whatever device and precision the model runs in
@@ -219,7 +216,11 @@ class Guard(nn.Module):
         # what is not finite, perhaps only since the cast, gets NaN even if a shape clips it to an ordinary number;
         # zero times a number is zero unless that is NaN or infinite: a third of the operations of isfinite
         score = (score + torch.cat([*used, score[:, None]], dim=1).mul(0).sum(dim=1)).to(logits.device)
-        return Verdict(logits, seen["logits"].argmax(dim=-1), score, self.threshold.is_id(score)), seen["logits"]
+        # a model with a softmax at its end does not return the logits of its classes
+        classes, several = seen["logits"], self._forward is not None and self._forward.multilabel
+        probability = label_probability(classes, multilabel=several)
+        decision = self.threshold.p_values(score), self.threshold.is_id(score)
+        return Verdict(logits, classes.argmax(dim=-1), probability, score, *decision)
 
     @torch.no_grad()
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Pass:
@@ -314,6 +315,8 @@ class Guard(nn.Module):
             raise ArgumentError(f"the guard is on {device}; move it to the CPU before an export: guard.cpu()")
         refuse_steps(self.detector)
         rows, origin = self._rows_to_try(inputs)
+        if isinstance(self.model, OnnxModel):  # whose inputs have names of their own
+            rows = Inputs((), self.model.by_name(rows.args, rows.kwargs))
         with eval_mode(self.model):
             self(*rows.args, **rows.kwargs)  # finds the last layer, and checks it
             forward = self._forward_pass(rows)
@@ -335,8 +338,9 @@ class Guard(nn.Module):
         chosen = self._loader if loader is None else loader
         if chosen is not None and (loader is not None or iter(chosen) is not chosen):
             return first_rows(self._reader, chosen, MAX_ROWS), "given inputs"
-        if self.preprocessing is not None:
-            return noise_images(Transform.from_record(self.preprocessing), MAX_ROWS), "noise"
+        transform = image_transform(self.preprocessing)
+        if transform is not None:
+            return noise_images(transform, MAX_ROWS), "noise"
         if self._probe is None:
             raise ArgumentError("nothing is known of the model's inputs; give some: export(path, inputs=loader)")
         return self._probe.inputs(torch.device("cpu")), "noise"
@@ -359,9 +363,9 @@ class Guard(nn.Module):
         return verdict.logits[:, :MAX_CLASSES].cpu().float(), verdict.score.cpu().float()
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module, *, key: Key | None = None) -> "Guard":
+    def load(cls, path: str | Path, model: nn.Module | str | Path, *, key: Key | None = None) -> "Guard":
         """A saved guard with its model; another model is refused, and with a ``key`` what was not signed with it."""
-        return cls.restore(path, model, *load_guard(Path(path), key))
+        return cls.restore(path, as_model(model), *load_guard(Path(path), key))
 
     @classmethod
     def restore(

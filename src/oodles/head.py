@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oodles.columns import PRECISIONS, as_tensor
@@ -45,6 +45,20 @@ class Head:
     def __call__(self, embedding: Tensor) -> Tensor:
         """The logits ``(n, C)`` of embeddings ``(n, m)``."""
         return F.linear(embedding.to(self.weight.dtype), self.weight, self.bias)
+
+    def as_model(self) -> nn.Linear:
+        """Return the last layer as a model of its own, whose inputs are embeddings.
+
+        With it, embeddings from a database can be guarded, exported and served like images.
+
+        >>> from oodles import Guard
+        >>> embeddings = torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
+        >>> Guard.fit(Head(torch.eye(3, 8)).as_model(), [embeddings], detector="support")(9 * torch.ones(1, 8)).is_id
+        tensor([False])
+        """
+        layer = nn.Linear(self.width, self.classes, bias=self.bias is not None)
+        layer.load_state_dict(self.tensors())
+        return layer.eval().requires_grad_(False)
 
     @property
     def classes(self) -> int:

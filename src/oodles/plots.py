@@ -1,6 +1,6 @@
 """Figures from arrays; nothing is computed here beyond what drawing needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from oodles.errors import ArgumentError
-from oodles.records.files import write_with
+from oodles.records.files import Kind, check_output, write_with
 
 Array = npt.NDArray[Any]
 
-PICTURES = (".png", ".svg", ".pdf")
+PICTURES = {".png": {"Software": "oodles"}, ".svg": {"Creator": "oodles", "Date": None}, ".pdf": {"Creator": "oodles"}}
+MARKS = b"Software\0oodles", b"<dc:title>oodles</dc:title>", b"/Creator (oodles)"
+PICTURE = Kind("a picture", lambda content: any(mark in content for mark in MARKS))
 # Okabe and Ito's palette: distinguishable to colour-blind readers, and by lightness in greyscale
 INK, ID_COLOUR = "#000000", "#0072B2"
 OOD_COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
@@ -254,19 +256,19 @@ def score_edges(values: Array, count: int = 51) -> Array:
     return np.linspace(low, high, count) if high - low > pad else np.linspace(low - 0.5, high + 0.5, count)
 
 
-def check_picture(path: Path) -> None:
-    """Raise unless the suffix is that of an image format that can be written."""
+def check_picture(path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raise unless a picture made from ``inputs`` can be written to ``path``, in the format of its suffix."""
     if path.suffix not in PICTURES:
         raise ArgumentError(f"{path} must end in one of {', '.join(PICTURES)}")
+    check_output(path, PICTURE, inputs)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure atomically, in the format of its suffix."""
     check_picture(path)
-    kind = path.suffix.lstrip(".")
-    metadata = {"Date": None} if kind == "svg" else None
+    kind, metadata = path.suffix.lstrip("."), PICTURES[path.suffix]
     with mpl.rc_context(STYLE):  # the ids inside an SVG are generated when it is written
-        write_with(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))
+        write_with(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata), PICTURE)
 
 
 def _panels(count: int, *, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from oodles.data.loaders import Pixels
 from oodles.models import load_checkpoint
-from oodles.records.files import write_bytes
+from oodles.records.files import OWNED, write_bytes
 from oodles.records.tensors import serialise
 
 WEIGHTS = "weights.safetensors"
@@ -172,7 +172,7 @@ def trained_with_adam(
     """The network after ``epochs`` of AdamW with flips and shifts, or loaded if that was done before."""
     if not (out / WEIGHTS).exists():
         _train(network, images(), epochs, seed)
-        write_bytes(out / WEIGHTS, serialise(network.state_dict()))
+        write_bytes(out / WEIGHTS, serialise(network.state_dict()), OWNED)
     load_checkpoint(network, out / WEIGHTS)
     return network.eval()
 

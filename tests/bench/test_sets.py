@@ -102,10 +102,10 @@ def test_messages_limits_and_unreadable_images(network, bitmaps, tmp_path):
     messages = []
     bench(network, bitmaps, specs=["msp", "odin"], skip_bad=True, tell=messages.append)
     assert messages[0] == "train: 30 images"
-    assert messages[1].startswith("odin: epsilon ")
-    assert messages[1].endswith("chosen on 30 ID images")
-    assert messages[2] == "test: 14 images, with 0 inner layers and 1 input steps"
-    assert messages[4].startswith("skipped: ")
+    chosen = next(each for each in messages if each.startswith("odin: epsilon "))
+    assert chosen.endswith("chosen on 30 ID images")
+    assert "test: 14 images, with 0 inner layers and 1 input steps" in messages
+    assert any(each.startswith("skipped: ") for each in messages)
     with pytest.raises(DataError, match="1 of 12 images cannot be read"):
         bench(network, bitmaps)
 

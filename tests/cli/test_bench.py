@@ -46,7 +46,8 @@ def test_every_table_with_every_option(succeeded, tmp_path):
     options = ["--table", "all", "--intervals", "--p", "0.5", "--out", tmp_path / "out", "--store", tmp_path / "s"]
     out, _ = succeeded(*bench_arguments(*options, "--detector", "msp", "--detector", "dice"))
     for title in TABLES.values():
-        assert title in " ".join(out.split())
+        assert title.partition(" (")[0] in " ".join(out.split())
+    assert "(table" not in out, "those of the paper have nothing to do with one's own images"
     assert "…" not in out
     for word in ("green", "grey", "average", "random_k(0.5)", "unit_dropout(0.5)", "p=0.99", "±", "accuracy"):
         assert word in out
@@ -64,6 +65,16 @@ def test_every_table_with_every_option(succeeded, tmp_path):
     assert low <= by_detector["msp"]["auroc"] <= high
     assert r"random\_k(0.5)" in (tmp_path / "out" / "selection.tex").read_text()
     assert (tmp_path / "out" / "main.md").read_text().startswith("| | green | grey | average |")
+
+
+def test_every_phase_is_announced_and_how_long_the_network_takes(succeeded, tmp_path):
+    paint(tmp_path / "many", 520, (200, 60, 30), 1)
+    options = ["--train", tmp_path / "many", "--detector", "odin", "--detector", "knn", "--store", tmp_path / "s"]
+    _, said = succeeded(*bench_arguments(*options))
+    phases = ["train: 520", r"takes about \d+ \w+ for all \d+ images", "fitting 2 det", "tuning", "test: ", "green: "]
+    found = [re.search(phase, said) for phase in phases]
+    assert all(found), said
+    assert sorted(each.start() for each in found) == [each.start() for each in found]
 
 
 def test_every_detector_by_default(json_of, benched):
@@ -99,6 +110,16 @@ def test_a_suite_on_small_files_with_the_papers_numbers(succeeded, json_of, tmp_
     assert all(len(part) == 9 for part in load_sets(home).values())
     rows = json_of(*arguments, "--without", "isun")
     assert {(row["id_set"], row["ood_set"]) for row in rows} == {("cifar10", "textures")}
+
+
+def test_class_folders_are_matched_with_the_names_in_a_file(succeeded, tmp_path):
+    titles = []
+    for names in ("blue red", "red blue"):
+        (tmp_path / "names.txt").write_text("\n".join(names.split()))
+        options = ("--classes", tmp_path / "names.txt", "--store", tmp_path / names, "--detector", "msp")
+        titles.append(succeeded(*bench_arguments(*options))[0].splitlines()[0])
+    first, second = (float(re.search(r"accuracy (\d+\.\d+)%", title)[1]) for title in titles)
+    assert first + second == pytest.approx(100)
 
 
 def test_suites_are_listed(succeeded):

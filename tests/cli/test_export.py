@@ -1,8 +1,13 @@
+import json
 import shutil
 
+import numpy as np
 import pytest
-from support.command_line import WEIGHTS
+from PIL import Image
+from support.command_line import MODEL, WEIGHTS
 from support.exported_guards import parts_of
+from support.images import write_image
+from support.serving import JSON, serving
 
 import oodles
 from oodles.deploy.exported import ExportedGuard
@@ -25,6 +30,31 @@ def test_what_is_refused(fitted, exported, refused, succeeded, tmp_path):
     assert "none" in refused("export", guard, *WEIGHTS, "--images", "none", "--out", tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()
     succeeded("export", guard, *WEIGHTS, "--images", "test", "--out", exported, "--force")
+
+
+@pytest.mark.parametrize(("mode", "mean"), [("L", "0.4"), ("RGBA", "0.4,0.4,0.4,0.9")])
+def test_from_image_files_of_other_channels_to_the_service(mode, mean, workspace, succeeded, json_of, tmp_path):
+    for number in range(120):
+        write_image(tmp_path / "photos" / f"{number:03}.png", size=(10, 9), mode=mode, seed=number)
+    model = ["--model", f"{MODEL}(2, {mean.count(',') + 1})"]
+    images = ["--size", "8", "--mean", mean, "--std", mean]
+    succeeded("extract", tmp_path / "photos", "--out", tmp_path / "train", *model, *images)
+    succeeded("fit", tmp_path / "train", "--detector", "energy", "--out", tmp_path / "guard")
+    succeeded("export", tmp_path / "guard", *model, "--images", tmp_path / "photos", "--out", tmp_path / "guard.zip")
+    photo = tmp_path / "photos" / "007.png"
+    (saved,) = json_of("score", tmp_path / "guard", photo, *model)["verdicts"]
+    (scored,) = json_of("score", tmp_path / "guard.zip", photo)["verdicts"]
+    exported = ExportedGuard.open(tmp_path / "guard.zip")
+    array = np.asarray(Image.open(photo))
+    found = [scored["score"], exported(photo).score[0], exported(array).score[0]]
+    found.append(exported(array.reshape(1, 9, 10, -1)).score[0])  # resized by the graph
+    pixels = array.reshape(1, 9, 10, -1)
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": pixels.shape, "data": pixels.flatten().tolist()}
+    with serving(tmp_path / "guard.zip") as server:
+        found.append(server.score(photo.read_bytes(), headers={"Content-Type": "image/png"}).result["score"])
+        answer = server.ask("POST", "/v2/models/guard/infer", json.dumps({"inputs": [tensor]}).encode(), JSON)
+        found.append(next(each["data"][0] for each in answer.json["outputs"] if each["name"] == "score"))
+    assert found == pytest.approx([saved["score"]] * 6, rel=1e-4)
 
 
 def test_the_threshold_of_an_exported_guard(exported, refused, succeeded, json_of, tmp_path):

@@ -87,12 +87,14 @@ def test_class_folders_are_matched_with_the_names_in_a_file(workspace, succeeded
     names = ["a", "red", "b", "c", "d", "e", "f", "blue", "g", "h"]
     (tmp_path / "names.txt").write_text("\n".join(names))
     _, err = succeeded("extract", "test", *TEN, "--classes", tmp_path / "names.txt", "--out", tmp_path / "s")
-    assert "warning" not in err
+    assert "class folders" not in err
     features = Features.load(tmp_path / "s")
     assert features.class_names == tuple(names)
     assert features.labels.tolist() == [7] * 25 + [1] * 25
     accuracy = float((features.logits.argmax(dim=1) == features.labels).double().mean())
+    assert features.accuracy == accuracy
     assert f"the model's accuracy by these labels is {accuracy:.1%}" in err
+    assert re.search("warning .* though its mean confidence is 9.*--classes", err), "no image is of its own class"
 
 
 @pytest.mark.parametrize(

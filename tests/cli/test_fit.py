@@ -77,11 +77,11 @@ def test_what_cannot_be_fitted_is_refused(fitted, refused, tmp_path, monkeypatch
 
 
 def test_rows_far_longer_than_the_others(succeeded, tmp_path):
-    plain = example_features(200)
-    embedding = plain.embedding.clone()
+    plain = example_features(280)
+    embedding = plain.embedding[:200].clone()
     embedding[11] *= 1e20
-    Features(embedding, labels=plain.labels, head=plain.head).save(tmp_path / "features")
-    plain[:80].save(tmp_path / "held-out")
+    Features(embedding, labels=plain.labels[:200], head=plain.head).save(tmp_path / "features")
+    plain[200:].save(tmp_path / "held-out")
     arguments = ["fit", tmp_path / "features", "--calibration", tmp_path / "held-out", "--detector", "dice(0.5)"]
     _, err = succeeded(*arguments, "--out", tmp_path / "g")
     assert err.count("1 of 200 training rows have norms of more than 100 times") == 1
@@ -158,5 +158,5 @@ def test_a_guard_of_a_multi_label_model_reports_sigmoid_probabilities(fitted, wo
     assert features.multilabel
     succeeded("fit", tmp_path / "store", "--detector", "joint_energy", "--out", tmp_path / "g")
     (images,) = loader(workspace / "test", labels=False)
-    verdict, probability = oodles.Guard.load(tmp_path / "g", net).with_probability(images)
-    torch.testing.assert_close(probability, verdict.logits.amax(dim=1).sigmoid())
+    verdict = oodles.Guard.load(tmp_path / "g", net)(images)
+    torch.testing.assert_close(verdict.probability, verdict.logits.amax(dim=1).sigmoid())

@@ -1,5 +1,6 @@
 """Which guard, inputs and preprocessing a command uses, and that saved and exported guards are used alike."""
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -107,13 +108,18 @@ def test_a_saved_and_an_exported_guard_are_opened_and_used_alike(workspace, fitt
     saved, by_graph = open_guard(fitted / "guard", network(workspace)), open_guard(exported, threads=1)
     assert saved.transform == by_graph.transform
     assert (saved.detector, saved.threshold) == (by_graph.detector, by_graph.threshold)
+    assert saved.identity == by_graph.identity, "results of one are monitored with the other"
+    assert saved.version != by_graph.version
+    other = by_graph.with_threshold(dataclasses.replace(by_graph.threshold, value=0.5))
+    assert other.identity != by_graph.identity
     pixels = noise(5, 3, 8, 8)
     found, other = (guard.judge(guard.batch(pixels)) for guard in (saved, by_graph))
     guard = oodles.Guard.load(fitted / "guard", network(workspace))
-    verdict, probability = guard.with_probability(normalise(saved.transform, torch.from_numpy(pixels)))
-    torch.testing.assert_close(probability, verdict.logits.softmax(dim=1).amax(dim=1))
+    verdict = guard(normalise(saved.transform, torch.from_numpy(pixels)))
+    torch.testing.assert_close(verdict.probability, verdict.logits.softmax(dim=1).amax(dim=1))
     np.testing.assert_allclose(found.score, verdict.score, rtol=1e-5)
-    np.testing.assert_allclose(found.probability, probability, rtol=1e-5)
+    np.testing.assert_allclose(found.probability, verdict.probability, rtol=1e-5)
+    np.testing.assert_allclose(found.p_value, verdict.p_value, atol=0.02)
     np.testing.assert_array_equal(found.label, verdict.label)
     np.testing.assert_array_equal(found.is_id, verdict.is_id)
     np.testing.assert_array_equal(found.p_value, guard.threshold.p_values(found.score))
@@ -147,8 +153,8 @@ def test_the_probability_of_a_model_that_returns_probabilities_is_the_one_it_ret
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the logits before the softmax are used
         guard = oodles.Guard.fit(model, loader(workspace / "train", labels=False), detector="energy")
-        verdict, probability = guard.with_probability(images)
-    torch.testing.assert_close(probability, verdict.logits.amax(dim=1), rtol=1e-4, atol=1e-6)
+        verdict = guard(images)
+    torch.testing.assert_close(verdict.probability, verdict.logits.amax(dim=1), rtol=1e-4, atol=1e-6)
 
 
 def test_an_exported_guard_is_run_without_torch_and_continues_its_results(
@@ -177,4 +183,3 @@ def test_an_exported_guard_is_run_without_torch_and_continues_its_results(
     succeeded("score", exported, *inputs, "--out", results, "--resume")
     assert results.read_bytes() == before
     assert "is exported and takes images" in refused("score", exported, fitted / "test")
-    assert "needs a saved guard" in refused("score", exported, "test", "--ray", "--out", tmp_path / "new")

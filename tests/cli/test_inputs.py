@@ -3,6 +3,7 @@
 import io
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -93,3 +94,19 @@ def test_a_list_that_is_empty_or_not_there(fitted, listed, refused, monkeypatch)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     with pytest.raises(ArgumentError, match="pipe one in"):
         InputSequence([Path("-")])
+
+
+def test_of_an_image_only_its_name_stays_in_memory(tmp_path):
+    folder = tmp_path / ("photos" * 20)
+    folder.mkdir()
+    for number in range(2000):
+        (folder / f"{number:04}.jpg").touch()
+    InputSequence([folder])
+    tracemalloc.start()
+    try:
+        inputs = InputSequence([folder])
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert next(inputs.image_names) == str(folder / "0000.jpg")
+    assert kept / inputs.total < 120

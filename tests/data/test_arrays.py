@@ -6,24 +6,25 @@ from oodles.data.arrays import MAX_PIXELS, read_array
 from oodles.errors import DataError
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (5, 6, 3)], ids=["several", "one"])
+@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (5, 6, 3), (4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 4)], ids=str)
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)], ids=str)
 def test_images_are_named_by_their_place(tmp_path, shape, version):
     pixels = noise(*shape)
     with (tmp_path / "a.npy").open("wb") as file:
         np.lib.format.write_array(file, pixels, version=version)
     images = read_array(tmp_path / "a.npy")
-    rows = pixels.reshape(-1, 5, 6, 3)
+    rows = pixels.reshape(-1, 5, 6, *(shape[3:] or ((3,) if shape[-1] == 3 else ())))
     assert images.names == [f"{tmp_path / 'a.npy'}[{row}]" for row in range(len(rows))]
     for row, expected in enumerate(rows):
-        np.testing.assert_array_equal(np.asarray(images.read(row)), expected)
+        np.testing.assert_array_equal(np.asarray(images.read(row)), expected.squeeze())
 
 
 @pytest.mark.parametrize(
     "array",
     [
         np.zeros((2, 4, 4, 3), np.float32),
-        noise(2, 3, 4, 4),
+        noise(2, 3, 5, 5),
+        noise(2, 4, 4, 6),
         noise(4, 4),
         np.asfortranarray(noise(2, 4, 4, 3)),
         np.zeros((0, 4, 4, 3), np.uint8),

@@ -246,7 +246,7 @@ def test_labels_are_integers_or_zeros_and_ones_per_class_of_any_kind(labels):
         (Y.float(), r"must be integers, one per input, the loader gave torch.float32 of shape \(4,\); pass labels="),
         (3, r"one per input, the loader gave torch.int64 of shape \(\)"),
         (Y[:, None], r"one per input, the loader gave torch.int64 of shape \(4, 1\)"),
-        (torch.ones(4, 1), r"one per input, the loader gave torch.float32 of shape \(4, 1\)"),
+        (2 * torch.ones(4, 1), r"one per input, the loader gave torch.float32 of shape \(4, 1\)"),
         (torch.rand(4, 3), r"one per input, the loader gave torch.float32 of shape \(4, 3\)"),
         (torch.ones(4, 3, 2), r"one per input, the loader gave torch.float32 of shape \(4, 3, 2\)"),
     ],

@@ -8,7 +8,7 @@ from support.images import noise
 
 from oodles.data.loaders import normalise
 from oodles.data.transforms import CIFAR, IMAGENET, Transform
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 
 
 @pytest.mark.parametrize("size", [(8, 8), (8, 20), (20, 8), (1, 1), (9, 100), (101, 33)])
@@ -21,6 +21,14 @@ def test_every_image_gets_the_networks_size(size, crop, resize):
 def test_an_image_of_the_right_size_is_unchanged():
     image = noise(32, 32, 3)
     assert np.array_equal(CIFAR(Image.fromarray(image)), image.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("RGBA", 4)])
+@pytest.mark.parametrize("given", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_images_get_the_channels_of_the_mean(given, mode, channels):
+    image = Image.fromarray(noise(8, 8, 3)).convert(given)
+    expected = np.asarray(image.convert(mode)).reshape(8, 8, channels).transpose(2, 0, 1)
+    assert np.array_equal(Transform(8, 8, (0.0,) * channels, (1.0,) * channels)(image), expected)
 
 
 def test_the_crop_is_the_centre():
@@ -49,6 +57,12 @@ def test_images_are_normalised_per_channel():
 def test_invalid_transforms_are_refused():
     with pytest.raises(ArgumentError, match="size=9 must lie between 1 and resize=8"):
         Transform(9, 8, (0.0,) * 3, (1.0,) * 3)
+    with pytest.raises(ArgumentError, match=r"mean=\(0.5,\) and std=\(1.0, 1.0\) must have as many values"):
+        Transform(8, 8, (0.5,), (1.0, 1.0))
+    with pytest.raises(ArgumentError, match="interpolation='nearest'"):
+        Transform(8, 8, (0.5,), (1.0,), "nearest")
+    with pytest.raises(DataError, match="5 channels"):
+        Transform(8, 8, (0.5,) * 5, (1.0,) * 5)(Image.new("RGB", (8, 8)))
     with pytest.raises(ArgumentError, match="size=0"):
         Transform(0, 8, (0.0,) * 3, (1.0,) * 3)
     with pytest.raises(ArgumentError, match="must be positive"):

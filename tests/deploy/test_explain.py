@@ -12,7 +12,7 @@ from support.networks import one_thread, pictures  # noqa: F401
 
 from oodles.calibration import Threshold
 from oodles.deploy.artefact import replace_threshold
-from oodles.deploy.exported import OUTPUTS, ExportedGuard
+from oodles.deploy.exported import NETWORK, OUTPUTS, ExportedGuard
 from oodles.errors import ArgumentError, FileError
 
 # a sparsifier, one after shapes, one with a logit factor, an ensemble with such a member, and neither
@@ -95,7 +95,7 @@ def test_normal_scoring_asks_for_the_verdict_alone(images_guard, monkeypatch):
     monkeypatch.setattr(images_guard, "_session", Watched())
     images_guard(made.inputs("images"))
     images_guard.explain(made.inputs("images"))
-    assert asked == [OUTPUTS, (*OUTPUTS, "member_score", "kept", "dropped", "bias", "factor")]
+    assert asked == [NETWORK, (*NETWORK, "member_score", "kept", "dropped", "bias", "factor")]
 
 
 def test_other_explanations_than_the_guards_refuse_the_export(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_running_guard_takes_another_threshold(originals, tmp_path):
     np.testing.assert_array_equal(guard(images).is_id, before.is_id)
     assert {each.threshold for each in other.explain(images)} == {limit.value}
     replace_threshold(path, limit.as_record())
-    assert other.identity == ExportedGuard.open(path).identity != guard.identity
+    assert other.version == ExportedGuard.open(path).version != guard.version
 
 
 def test_a_threshold_that_no_guard_can_have_is_refused(images_guard):

@@ -121,7 +121,7 @@ def test_many_images_of_many_sizes(guard, file, photographs):
 
 def test_the_same_guard_gives_the_same_bytes(guard, file, tmp_path):
     again = tmp_path / "again.zip"
-    assert guard.export(again).identity == ood.Guard.open(file).identity
+    assert guard.export(again).version == ood.Guard.open(file).version
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -169,7 +169,7 @@ def test_the_threshold_can_be_changed_later(guard, file, photographs, tmp_path):
     replace_threshold(path, {"value": 1e30, "id_rate": 0.5, "calibration_size": 150})
     after = ood.Guard.open(path)
     assert after.threshold.value == 1e30
-    assert after.identity != before.identity
+    assert after.version != before.version
     assert np.array_equal(after(photographs).score, before(photographs).score)
     assert not after(photographs).is_id.any()
 
@@ -177,14 +177,14 @@ def test_the_threshold_can_be_changed_later(guard, file, photographs, tmp_path):
 def test_images_that_were_prepared_otherwise_are_noticed(guard, tmp_path):
     with pytest.raises(DataError, match="do not have the guard's preprocessing"):
         guard.export(tmp_path / "guard.zip", inputs=[pictures(8) * 50])
-    with pytest.raises(DataError, match=r"takes images \(n, 3, 8, 8\), got \[\(4, 3, 9, 9\)\]"):
+    with pytest.raises(DataError, match=r"gives images \(n, 3, 8, 8\), but the model was given \(4, 3, 9, 9\)"):
         guard.export(tmp_path / "guard.zip", inputs=[pictures(4, size=9)])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.zeros((1, 8, 8, 3)), r"^pixels are uint8 \(n, height, width, 3\) in RGB, got float64 \(1, 8, 8, 3\)"),
+        (np.zeros((1, 8, 8, 3)), r"^pixels are uint8 \(n, height, width, 3\), got float64 \(1, 8, 8, 3\)"),
         (np.zeros((1, 3, 8, 8), np.uint8), r"got uint8 \(1, 3, 8, 8\); give values from 0 to 255 with the"),
         (np.zeros((8, 8), np.uint8), r"got uint8 \(1, 8, 8\)"),
         (np.zeros((0, 8, 8, 3), np.uint8), r"got uint8 \(0, 8, 8, 3\)"),
@@ -204,7 +204,7 @@ def test_what_is_no_image_is_refused_in_one_line(file, given, message):
 def test_options_are_checked(file):
     with pytest.raises(ArgumentError, match="onnxruntime has no CUDAExecutionProvider"):
         ood.Guard.open(file, device="cuda")
-    with pytest.raises(ArgumentError, match=r"^device='tpu' must be one of cpu, cuda$"):
+    with pytest.raises(ArgumentError, match="device='tpu' cannot be used here: onnxruntime has no tpu"):
         ood.Guard.open(file, device="tpu")
     with pytest.raises(ArgumentError, match=r"^threads=0 must be at least 1$"):
         ood.Guard.open(file, threads=0)
@@ -272,6 +272,9 @@ def test_several_inputs_by_position_and_by_name(tmp_path):
         assert np.array_equal(verdict.label, (want.logits[:, 0] > 0).numpy())
     with pytest.raises(DataError, match=r"^numbers must be float32 \(any, 3\), got float64 \(9, 4\)$"):
         exported(np.zeros((9, 4)), arrays["category"])
+    for whole in (np.ones((9, 3), np.uint8), np.ones((9, 3), bool), np.ones((9, 3), int).tolist()):
+        with pytest.raises(DataError, match=r"^numbers must be float32 .*scale and normalise"):
+            exported(whole, arrays["category"])
     with pytest.raises(DataError, match=r"need the same number of rows, at least one; got"):
         exported(arrays["numbers"], arrays["category"][:3])
     with pytest.raises(ArgumentError, match=r"^the guard takes numbers, category, each once; got numbers$"):
@@ -336,6 +339,7 @@ def test_scores_are_compared_by_their_ranks_if_their_digits_differ(guard):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*of the weights, not p")  # units of random networks may be dead
 @pytest.mark.parametrize("name", ["resnet50", "vit"])
 def test_networks_of_the_field(name, tmp_path):
     if name == "resnet50":

@@ -267,6 +267,24 @@ def test_a_graph_that_fails_on_other_inputs_says_so_in_one_line(parts, place):
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_a_graph_cannot_accept_what_has_no_score(parts, place):
+    """Decisions and p-values follow from scores at every call, not only for the test inputs."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for output, operator in (("is_id", "Or"), ("p_value", "Where")):
+            node = next(node for node in model.graph.node if output in node.output)
+            node.output[[*node.output].index(output)] = f"own {output}"
+            model.graph.node.append(helper.make_node("IsNaN", ["score"], [f"nan {output}"]))
+            model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), f"one {output}"))
+            given = [f"nan {output}", *(["one p_value"] if operator == "Where" else []), f"own {output}"]
+            model.graph.node.append(helper.make_node(operator, given, [output]))
+
+    guard = ExportedGuard.open(with_graph(parts, place, change))
+    verdict = guard(np.full((1, 5), np.nan, np.float32))
+    assert not verdict.is_id[0]
+    assert verdict.p_value[0] == verdict.p_value.dtype.type(1 / (len(guard.threshold.id_scores) + 1))
+
+
 # What cannot be known ---------------------------------------------------------------------------
 
 
@@ -283,7 +301,7 @@ def test_a_graph_that_fails_on_other_inputs_says_so_in_one_line(parts, place):
 def test_what_is_consistent_cannot_be_known_to_be_wrong(parts, place, changes):
     original = ExportedGuard.open(made.write(parts, place / "original.zip"))
     other = ExportedGuard.open(made.write(with_fields(parts, changes), place / "guard.zip"))
-    assert other.identity != original.identity
+    assert other.version != original.version
     answers, changed = original(made.inputs("vectors")), other(made.inputs("vectors"))
     assert np.array_equal(answers.score, changed.score)
     if "threshold/value" in changes:

@@ -21,7 +21,9 @@ def by_graph(transform, pixels):
 
 
 def by_pillow(transform, pixels):
-    prepared = np.stack([transform(Image.fromarray(each)) for each in pixels])
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(pixels.shape[3])
+    images = [Image.fromarray(each[..., 0] if mode == "L" else each) if mode else each for each in pixels]
+    prepared = np.stack([transform(each) for each in images])
     return normalise(transform, torch.from_numpy(prepared)).numpy()
 
 
@@ -41,8 +43,13 @@ def test_photographs_are_resized_as_by_pillow(transform, turned):
     size=st.integers(1, 40),
     margin=st.integers(0, 20),
     seed=st.integers(0, 1000),
+    channels=st.sampled_from([1, 3, 4, 6]),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+    squash=st.booleans(),
+    floor=st.booleans(),
 )
-def test_any_size_is_resized_as_by_pillow(width, height, size, margin, seed):
-    transform = Transform(size, size + margin, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
-    pixels = np.random.default_rng(seed).integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+def test_any_image_is_resized_as_by_pillow(width, height, size, margin, seed, channels, interpolation, squash, floor):
+    numbers = tuple(np.linspace(0.2, 0.6, channels).tolist())
+    transform = Transform(size, size + margin, numbers, numbers, interpolation, squash, floor)
+    pixels = np.random.default_rng(seed).integers(0, 256, (2, height, width, channels), dtype=np.uint8)
     assert np.array_equal(by_graph(transform, pixels), by_pillow(transform, pixels))

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import oodles
-from oodles.calibration import Threshold
+from oodles.calibration import Threshold, calibrate
 from oodles.data.transforms import CIFAR
 from oodles.deploy.saving import load_guard, save_guard, save_threshold
 from oodles.detectors import KNN, Energy, parse
@@ -20,7 +21,7 @@ from oodles.errors import ArgumentError, FileError
 from oodles.features import Features
 from oodles.guard import Guard
 from oodles.models.shipped import GUARD, load, shipped_folder
-from oodles.records.files import LOCK, write_record
+from oodles.records.files import LOCK, TEMPORARY, write_record
 from oodles.records.tensors import write_tensors
 from oodles.testing import example_features, fit_and_tune, with_passes
 
@@ -38,6 +39,22 @@ def record_of(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in json.loads((folder / "guard.json").read_text()).items() if name != "seal"}
 
 
+def test_scores_of_another_calibration_set_are_refused(features: Features, tmp_path: Path) -> None:
+    scores = KNN().fit(features).score(features)
+    save_guard(tmp_path, KNN().fit(features), calibrate(scores, 0.9))
+    record = record_of(tmp_path)
+    tensors = load_file(tmp_path / record["tensors"]["file"])
+    kept = tensors["id_scores"]
+    for other, words in (
+        (kept + 0.01, "other scores of its calibration set than it was saved with"),
+        (kept.to(torch.float8_e4m3fn), "no usable scores of its calibration set"),
+    ):
+        written = write_tensors(tmp_path, "guard", tensors | {"id_scores": other})
+        write_record(tmp_path / "guard.json", {**record, "tensors": written})
+        with pytest.raises(FileError, match=words):
+            load_guard(tmp_path)
+
+
 # Fields -----------------------------------------------------------------------------------------
 
 
@@ -49,7 +66,7 @@ def record_of(folder: Path) -> dict[str, Any]:
         ("preprocessing", []),
         ("preprocessing.size", 0),
         ("preprocessing.size", 8.0),
-        ("preprocessing.mean", [0.5]),
+        ("preprocessing.mean", []),
         ("preprocessing.std", [0.5, 0.0, 0.5]),
         ("preprocessing.std", [0.5, float("inf"), 0.5]),
         ("class_names", "ab"),
@@ -187,7 +204,7 @@ def test_readers_always_find_one_whole_guard(features: Features, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {LOCK, "guard.json", record_of(tmp_path)["tensors"]["file"]}
 
 
-STEPS = ("tempfile.mkstemp", "os.rename", "os.remove")
+STEPS = ("os.rename", "os.remove")
 """What changes a folder. A save creates, renames and deletes the temporary file of its tensors and then that of its
 record, and then deletes the old tensors."""
 
@@ -203,9 +220,9 @@ def test_a_save_that_is_killed_leaves_the_old_guard_or_the_new_one(
     if child == 0:
         seen = 0
 
-        def watch(event: str, _: tuple[object, ...]) -> None:
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal seen
-            if event in STEPS:
+            if event in STEPS or (event == "open" and TEMPORARY in str(arguments[0]) and arguments[2] & os.O_EXCL):
                 seen += 1
                 if seen > step:
                     os.kill(os.getpid(), signal.SIGKILL)

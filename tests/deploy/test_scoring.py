@@ -13,11 +13,11 @@ from oodles.cli.common import print_json
 from oodles.cli.score import _print
 from oodles.data.readers import open_image
 from oodles.data.transforms import Transform
-from oodles.deploy.exported import ArrayVerdict
 from oodles.deploy.results.reading import read_rows
 from oodles.deploy.results.rows import COLUMNS, Row
 from oodles.deploy.scoring import NOT_FINITE, Counts, decode_ahead, score_files, score_inputs
 from oodles.deploy.sources import ImageBatch
+from oodles.deploy.verdict import Verdict
 
 SMALL = Transform(8, 8, (0.5,) * 3, (0.25,) * 3)
 
@@ -25,8 +25,9 @@ SMALL = Transform(8, 8, (0.5,) * 3, (0.25,) * 3)
 class StandIn:
     """A guard whose score is the mean brightness, NaN for the first image of a batch, and infinite for a white one."""
 
-    path, class_names, detector, identity = "guard", ("dark", "light"), "energy", "0" * 64
-    threshold, transform = Threshold(0.25, 0.95, 100), SMALL
+    path, class_names, detector, version = "guard", ("dark", "light"), "energy", "0" * 64
+    identity = "1" * 64
+    threshold, transform, reads = Threshold(0.25, 0.95, 100), SMALL, SMALL
 
     def check_images(self):
         pass
@@ -42,7 +43,7 @@ class StandIn:
         score[score == 1] = np.inf
         p_value = np.where(score > 0.5, np.nan, 0.5)
         label = (score > 0.5).astype(np.int64)
-        return ArrayVerdict(np.zeros((rows, 2)), label, np.full(rows, 0.75), score, p_value, score >= 0.25)
+        return Verdict(np.zeros((rows, 2)), label, np.full(rows, 0.75), score, p_value, score >= 0.25)
 
 
 def painted(path, colour):

@@ -16,7 +16,7 @@ from oodles.deploy.saving import load_detector, save_detector
 from oodles.detectors import DefaultEnsemble, RankEnsemble, ReActScaleDICE, default, default_detector, parse, support
 from oodles.detectors.arguments import describe
 from oodles.detectors.ensemble import MIN_ROWS
-from oodles.errors import ArgumentError, DataError, FitWarning
+from oodles.errors import ArgumentError, DataError, FitWarning, ShapeError
 from oodles.features import Features, Head
 from oodles.testing import example_features
 
@@ -300,3 +300,27 @@ def test_the_default_for_every_kind_of_features_fits_scores_and_is_saved(multila
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
     reordered = default_detector(whole).fit(whole[order])
     torch.testing.assert_close(reordered.score(whole), scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [["embedding"], ["logits"], ["embedding", "logits"]], ids=str)
+def test_the_default_uses_the_arrays_that_there_are(columns):
+    arrays = {name: WHOLE.column(name).numpy() for name in columns}
+    features = Features(**arrays)
+    far = Features(**{name: 50 * array[:1] for name, array in arrays.items()})
+    fitted = default_detector(features).fit(features)
+    assert fitted.score(far) < fitted.score(features).min()
+    with pytest.raises(ShapeError, match=r"^default needs the (embedding|head), .*use default_detector\(features\)"):
+        default_detector().fit(features)
+    for call in (default_detector().fit, parse("knn").fit, parse("knn").partial_fit, parse("msp").score):
+        with pytest.raises(ArgumentError, match=r"takes Features, not ndarray; wrap it"):
+            call(arrays[columns[0]])
+
+
+def test_logarithms_of_probabilities_are_not_scored_by_their_rounding() -> None:
+    """Their energy is 0 for every input."""
+    logits = example_features(1000).logits
+    probabilities = Features(logits=logits.softmax(dim=1).log())
+    detector = default_detector(probabilities).fit(probabilities)
+    assert detector.detectors == ("gen", "max_logit")
+    nudged = Features(logits=probabilities.logits + 1e-6)
+    torch.testing.assert_close(detector.score(nudged), detector.score(probabilities), rtol=1e-3, atol=1e-3)

@@ -1,8 +1,13 @@
 """What a detector shows of itself: the call that makes it, what it was fitted on, and a table in notebooks."""
 
 import re
+from collections.abc import Callable
+from typing import get_type_hints
 
-from oodles import default_detector
+import torch
+
+from oodles import Guard, Verdict, default_detector, extract
+from oodles.deploy.verdict import MAX_ROWS
 from oodles.detectors import DICE, KNN, MSP, Mahalanobis, RankEnsemble, ReAct
 from oodles.detectors.arguments import MAX_SHOWN
 from oodles.features import Features
@@ -50,3 +55,21 @@ def test_arguments_cannot_inject_html() -> None:
     html = Mahalanobis(layers=("<script>alert(1)</script>",))._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
+
+
+def test_what_a_notebook_shows_of_guards_verdicts_explanations_features_and_thresholds() -> None:
+    torch.manual_seed(0)
+    rows, names = torch.randn(400, 4), ("<script>", "b")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    guard = Guard.fit(model, [rows], detector="rank_ensemble(['energy', 'knn(5)'])", classes=names)
+    verdict, (explanation,) = guard(rows[:30]), guard.explain(rows[:1])
+    features = extract(model, [rows], classes=names)
+    shown = [each._repr_html_() for each in (guard, verdict, explanation, features, guard.threshold)]
+    for html in shown:
+        assert html.startswith("<table>")
+        assert "<script>" not in html
+    assert len(cells(shown[1])) == 1 + MAX_ROWS
+    assert "20 of 30 inputs" in shown[1]
+    assert [row[0] for row in cells(shown[2])] == ["detector", *(finding.spec for finding in explanation.findings)]
+    assert ["class names", "&lt;script&gt;, b"] in cells(shown[3])
+    assert get_type_hints(Guard)["__call__"] == Callable[..., Verdict[torch.Tensor]], "for type checkers"

@@ -12,6 +12,7 @@ from reference import sparsity as slow_sparsity
 from support.detector_data import numpy_parts, without_bias
 
 from oodles.detectors import DICE, MSP, Energy, ReAct
+from oodles.errors import FitWarning
 from oodles.features import Features, Head
 from oodles.functional import msp
 from oodles.testing import example_features
@@ -73,3 +74,13 @@ def test_dice_on_the_papers_heads(data: Path, name: str) -> None:
         logits = embedding.numpy() @ masked.T + bias
         want = [slow_scores.energy(row) for row in logits]
         np.testing.assert_allclose(DICE(p=p).fit(features).score(features), want, rtol=1e-4)
+
+
+def test_the_share_of_weights_really_dropped_is_reported() -> None:
+    """Weights of dead units contribute 0, so a quantile of 0 drops all of them."""
+    plain = example_features(width=20)
+    DICE(p=0.3).fit(plain)
+    embedding = plain.embedding.clone()
+    embedding[:, :15] = 0
+    with pytest.warns(FitWarning, match=r"dice\(0.3\)\+energy drops [7-9]\d% of the weights, not p=30%"):
+        DICE(p=0.3).fit(Features(embedding, head=plain.head))

@@ -16,6 +16,8 @@ from support.images import write_16_bit_png, write_image
 
 import oodles
 from oodles import cli
+from oodles.cli.guards import load_with_model
+from oodles.cli.options import GuardOptions
 from oodles.cli.score_with_ray import _one_line_errors
 from oodles.data.loaders import ImageLoader
 from oodles.data.readers import ImageSet, open_image
@@ -173,10 +175,15 @@ def test_fit_merges_what_several_tasks_observed(photos, features, monkeypatch):
     torch.testing.assert_close(fitted.score(alone), whole.score(alone), rtol=1e-3, atol=1e-3)
 
 
-def test_the_command_writes_a_folder_of_parquet_files(photos, features, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_command_writes_a_folder_of_parquet_files(exported, photos, features, tmp_path, monkeypatch, capsys):
     content = [{"path": str(path), "bytes": path.read_bytes()} for path in photos.iterdir()]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "photos.parquet")
-    command = ["oodles", "score", tmp_path / "photos.parquet", "--ray", "--ray-workers", "2", "--out", tmp_path / "out"]
+    guard = [tmp_path / "guard.zip"] if exported else []
+    if exported:
+        load_with_model(None, GuardOptions()).export(*guard)
+    inputs = [*guard, tmp_path / "photos.parquet"]
+    command = ["oodles", "score", *inputs, "--ray", "--ray-workers", "2", "--out", tmp_path / "out"]
     monkeypatch.setattr("sys.argv", list(map(str, command)))
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -186,7 +193,7 @@ def test_the_command_writes_a_folder_of_parquet_files(photos, features, tmp_path
     assert f"of {IMAGES} in-distribution (" in said.err
     assert f", {BAD} with an error; written to {tmp_path / 'out'}" in said.err
     check_verdicts(pyarrow.parquet.read_table(tmp_path / "out"), features, photos)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos.parquet"]
+    assert {*tmp_path.iterdir()} == {*inputs, tmp_path / "out"}
 
 
 def test_what_a_worker_could_not_do_is_one_line():

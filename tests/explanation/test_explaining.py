@@ -211,7 +211,8 @@ def test_findings_of_an_ensemble_give_its_score_and_begin_with_the_most_sceptica
     firsts = set()
     for explanation in explain(ensemble, rows[360:]):
         deviations = [slow.deviation(found.score, members[found.spec]) for found in explanation.findings]
-        assert deviations == sorted(deviations)
+        order = [(found.p_value, deviation) for found, deviation in zip(explanation.findings, deviations, strict=True)]
+        assert order == sorted(order), "the lowest p first, as it says"
         assert {found.spec for found in explanation.findings} == set(members)
         assert explanation.score == pytest.approx(slow.reduce(deviations, reduction), abs=1e-4)
         firsts.add(explanation.findings[0].spec)

@@ -30,7 +30,7 @@ from types import FrameType
 
 from studies.pages import markdown_table
 
-KINDS = ("artefacts", "exported_guards", "specs", "images", "kills", "numbers", "command_lines")
+KINDS = ("artefacts", "exported_guards", "onnx_models", "specs", "images", "kills", "numbers", "command_lines")
 
 REFUSED, ACCEPTED = "refused", "accepted"
 CRASH, HANG, TRACEBACK, NON_FINITE = "crash", "hang", "traceback", "accepted non-finite"

@@ -24,7 +24,8 @@ from safetensors.numpy import load, save
 from support import exported_guards as made
 
 from oodles.deploy.artefact import is_exported
-from oodles.deploy.exported import OUTPUTS, ArrayVerdict, ExportedGuard
+from oodles.deploy.exported import OUTPUTS, ExportedGuard
+from oodles.deploy.verdict import ArrayVerdict
 
 from . import ACCEPTED, NON_FINITE
 from .alterations import change_field, damaged, damaged_tensors, in_one_line, strange_text

@@ -27,7 +27,7 @@ from oodles.errors import OodlesError
 from oodles.features import Features
 from oodles.network import storing
 from oodles.network.extraction import extract
-from oodles.records.files import LOCK
+from oodles.records.files import LOCK, TEMPORARY
 from oodles.testing import example_features
 
 from . import ACCEPTED
@@ -93,7 +93,7 @@ def killed_extraction(draw: random.Random, folder: Path) -> str:
                 time.sleep(draw.uniform(0, 0.08))
                 os.kill(child, signal.SIGKILL)
         same(_extract(folder / "s"), _uninterrupted())
-    assert not [*(folder / "s").glob(".*.writing-*")], "left over: temporary files"
+    assert not [*(folder / "s").glob(f".*{TEMPORARY}*")], "left over: temporary files"
     return ACCEPTED
 
 

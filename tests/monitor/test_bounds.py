@@ -48,6 +48,7 @@ def test_a_threshold_that_was_changed_has_the_rank_of_the_next_score():
     assert (beyond.upper(0.01), beyond.expected, beyond.limits(50)) == (1.0, 1.0, (0.0, 1.0)), "nothing is known"
 
 
+@pytest.mark.filterwarnings("ignore:.* equal the threshold")
 def test_ties_at_the_threshold_count_as_when_it_was_set():
     tied = calibrate(np.repeat([0.0, 1.0, 2.0, 3.0], [1, 30, 40, 29]), 0.9)
     assert (tied.value, CalibratedRate.of(tied)) == (1.0, CalibratedRate(10, 100))
@@ -63,6 +64,7 @@ def test_a_calibration_of_unknown_or_tiny_size_promises_nothing_and_a_huge_one_i
 
 
 @pytest.mark.parametrize("values", [3, 8, 40])
+@pytest.mark.filterwarnings("ignore:.* equal the threshold")
 def test_the_bound_holds_with_ties(values):
     """Scores that have few different values: the true rate exceeds its bound at most as often as promised."""
     generator, error, sets = np.random.default_rng(values), 0.05, 1500

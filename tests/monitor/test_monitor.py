@@ -1,6 +1,7 @@
 """``Monitor``: batches and restarts make no difference; alarms follow their rule; bad input is refused."""
 
 import json
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from support.streams import said_of
 from oodles.calibration import Threshold, calibrate
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.monitor import AlertRule, Monitor
+from oodles.monitor.replicas import merge
 from oodles.records.files import write_record
 
 CLASSES = ("cat", "dog\n", "ship")
@@ -127,6 +129,56 @@ def test_contamination_raises_one_alarm_that_stands_until_the_stream_has_been_qu
     assert monitor.alert is monitor.status()["alarm"] is None
     assert len(observe(200, 0.5)) == 1, "and then a new one"
     assert monitor.raised == 2
+
+
+def test_an_alarm_is_acknowledged_until_the_next(tmp_path):
+    monitor = monitor_of(LARGE, AlertRule(false_alarm_every=50_000, minimum=20, cooldown=300, error=0.1))
+    monitor.acknowledge()
+    assert not monitor.acknowledged, "there is none"
+    monitor.observe(**stream(500, 0.5, threshold=LARGE))
+    monitor.acknowledge()
+    monitor.save(tmp_path / "m.json")
+    again = load(tmp_path / "m.json", LARGE)
+    assert again.status()["acknowledged"]
+    assert again.alert is not None
+    assert again.observe(**stream(100, 0.5, threshold=LARGE)) == []
+    assert again.acknowledged, "the same alarm"
+    again.observe(**stream(700, threshold=LARGE))
+    assert not again.acknowledged
+    again.observe(**stream(200, 0.5, threshold=LARGE))
+    assert again.alert is not None
+    assert not again.acknowledged
+
+
+def test_replicas_together_alarm_as_soon_as_one_monitor_would():
+    """Merged at the end of each slot, 30 inputs: within 1.3 times the inputs that a single monitor needs."""
+    ratios = []
+    for seed in range(11):
+        generator = np.random.default_rng(seed)
+        score = generator.normal(size=3000) - 3 * ((generator.random(3000) < 0.1) & (np.arange(3000) >= 1500))
+        replica = generator.integers(0, 3, 3000)
+        (first, *_), monitors = Monitor(LARGE).observe(**said_of(score, LARGE)), [Monitor(LARGE) for _ in range(3)]
+        for slot, start in enumerate(range(0, 3000, 30)):
+            for number, monitor in enumerate(monitors):
+                part = score[start : start + 30][replica[start : start + 30] == number]
+                monitor.observe(**said_of(part, LARGE), time=60.0 * slot)
+        merged = merge({str(number): each for number, each in enumerate(monitors)})
+        slots = datetime.fromisoformat(merged["alarm"]).timestamp() / 60
+        ratios.append((30 * slots - 1500) / (first.since - 1500))
+    assert 1 <= np.median(ratios) <= 1.3
+
+
+def test_merged_evidence_of_id_inputs_raises_no_alarm():
+    peaks = []
+    for seed in range(40):
+        monitors = {str(number): Monitor(LARGE) for number in range(3)}
+        for slot in range(30):
+            for number, monitor in enumerate(monitors.values()):
+                score = np.random.default_rng([seed, slot, number]).normal(size=10)
+                monitor.observe(**said_of(score, LARGE), time=60.0 * slot)
+        peaks.append(merge(monitors, now=20 * 60 + 10)["peak"])
+        assert merge(monitors)["alarm"] is None
+    assert np.mean(peaks) <= 600, "at most the number of inputs, of 20 complete slots"
 
 
 def test_no_alarm_before_the_minimum():

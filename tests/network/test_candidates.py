@@ -57,6 +57,7 @@ COSINES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.* may be multi-label")
 @pytest.mark.parametrize("make", [networks.Headed, networks.LinearEmbedding])
 @pytest.mark.parametrize("form", COSINES)
 def test_cosine_heads_are_found_however_they_are_written(form, make):
@@ -309,6 +310,7 @@ def rows_of(count, seed):
     return torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.filterwarnings("ignore:.* may be multi-label")
 @settings(max_examples=60, deadline=None)
 @given(**drawn, form=st.sampled_from(list(AFFINE)))
 def test_the_head_of_a_random_network_is_found(seed, width, classes, bias, activation, rows, form):

@@ -8,6 +8,8 @@ import torch
 from support import networks
 from support.images import PLAIN, write_image
 from support.networks import CLASSES, batched, one_thread, pictures, seeded  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from oodles.data.loaders import ImageLoader
@@ -117,3 +119,48 @@ def test_a_model_may_say_that_it_is_multi_label():
     assert extract(model, batched(10, 5, classes=CLASSES)).multilabel
     assert not extract(model, batched(10, 5), multilabel=False).multilabel
     assert extract(seeded(networks.Net), batched(10, 5), multilabel=True).multilabel
+
+
+@pytest.mark.filterwarnings("ignore:.*has a single logit")
+@pytest.mark.parametrize(
+    "labels", [torch.arange(8.0) % 2, (torch.arange(8.0) % 2)[:, None], (torch.arange(8) % 2)[:, None]]
+)
+def test_zeros_and_ones_for_a_single_logit_are_labels(labels):
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    assert extract(torch.nn.Linear(4, 1), [(rows, labels)]).labels.tolist() == [0, 1] * 4
+    for model, given in ((torch.nn.Linear(4, 3), labels), (torch.nn.Linear(4, 1), labels + 0.5)):
+        with pytest.raises(DataError, match="labels must be integers"):
+            extract(model, [(rows, given)])
+
+
+def test_an_accuracy_far_below_the_confidence_is_reported():
+    """Folders numbered in another order than the model's classes."""
+    model = seeded(lambda: networks.spread(networks.Net()))
+    images = pictures(100)
+    predicted = model(images).argmax(dim=1)
+    assert extract(model, [(images, predicted)]).accuracy == 1
+    with pytest.warns(UserWarning, match=r"accuracy by these labels is 0.0%, though its mean .*classes=, --classes"):
+        assert extract(model, [(images, (predicted + 1) % CLASSES)]).accuracy == 0
+    assert extract(model, [images]).accuracy is None
+
+
+def trained(loss, labels):
+    """A small network, its inputs, and the loss that it was trained with."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6)))
+    inputs = pictures(400, size=8).flatten(1)[:, :6]
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss(model(inputs), labels(inputs)).backward()
+        optimizer.step()
+    return model, inputs
+
+
+def test_a_model_trained_with_sigmoids_is_reported_unless_multilabel_is_given():
+    model, inputs = trained(F.binary_cross_entropy_with_logits, lambda inputs: (inputs > 0.8).float())
+    with pytest.warns(UserWarning, match="Sequential may be multi-label: .* pass multilabel=True"):
+        assert not extract(model, [inputs]).multilabel
+    for given in (True, False):
+        assert extract(model, [inputs], multilabel=given).multilabel == given
+    model, inputs = trained(F.cross_entropy, lambda inputs: inputs.argmax(dim=1))
+    extract(model, [inputs])

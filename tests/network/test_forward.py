@@ -33,10 +33,10 @@ def test_one_number_of_any_other_size_is_a_logit():
 def test_an_optional_head_that_is_not_there_leaves_the_logits_and_the_loader_is_read_once():
     model, batches, seen = seeded(networks.Prototypes), batched(20, 5), []
     with pytest.warns(UserWarning, match="no linear head was found: Prototypes has a prototype"):
-        features = extract(model, iter(batches), optional_head=True, on_first=seen.append)
+        features = extract(model, iter(batches), optional_head=True, on_batch=lambda *given: seen.append(given))
     assert features.head is None
     assert torch.equal(features.logits, extract(model, batches, head=False).logits)
-    assert [torch.equal(*inputs.args, batches[0][0]) for inputs in seen] == [True]
+    assert [torch.equal(*inputs.args, batches[number][0]) for number, inputs in seen] == [True] * 4
     assert extract(seeded(networks.Net), iter(batches), optional_head=True).head is not None
 
 

@@ -1,23 +1,54 @@
 """``Tap`` and the names of layers: what is kept of a module's output, which names are refused; modes and threads."""
 
 import re
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from reference import maps as slow
+from sklearn.linear_model import LogisticRegression
 from support import networks
 from support.networks import batched, one_thread, pictures, seeded  # noqa: F401
 from support.snapshots import numbers, portrait
 from torch import nn
 
+from oodles.detectors import MSP
 from oodles.errors import ArgumentError, DataError, HeadError
+from oodles.guard import Guard
 from oodles.network.extraction import extract
 from oodles.network.taps import Tap, eval_mode, needs_eval
 
 ROWS = 6
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (LogisticRegression(), "a LogisticRegression, .*Features"),
+        (lambda images: images, "a function, .*Features"),
+        ("model.pt", "'model.pt', .*load its weights"),
+        (Path("model.pt"), "load its weights"),
+        (OrderedDict(weight=torch.ones(2, 2)), "a OrderedDict, .*load its weights"),
+        (nn.Linear, r"give an instance of it, Linear\(...\)"),
+        (SimpleNamespace(model=nn.Linear(2, 2)), r"which is its \.model"),  # a pipeline, fastai's Learner
+        (SimpleNamespace(module_=nn.Linear(2, 2)), r"which is its \.module_"),  # skorch
+    ],
+)
+def test_what_is_no_network_is_refused_in_one_line(given, words):
+    calls = (
+        lambda: extract(given, [torch.ones(2, 2)]),
+        lambda: Guard.fit(given, []),
+        lambda: Guard(given, MSP(), None),
+    )
+    for call in calls:
+        with pytest.raises(ArgumentError, match=words) as refused:
+            call()
+        assert len(str(refused.value).splitlines()) == 1
 
 
 def kept(model, *layers, rows=ROWS):

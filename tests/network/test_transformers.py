@@ -50,6 +50,7 @@ def inputs_for(make, rows, seed):
 @pytest.mark.filterwarnings("ignore::oodles.errors.FitWarning")  # of LayerNorm one direction is constant
 @pytest.mark.parametrize("make", [bert, gpt2, vit])
 @pytest.mark.parametrize("spec", [None, "dice(0.5)"])
+@pytest.mark.filterwarnings("ignore:the model's accuracy")
 def test_a_guard_gives_the_models_own_logits_and_the_detectors_score(make, spec, tmp_path):
     model, labels = make(), torch.arange(160) % CLASSES
     train, calibration = (

@@ -12,12 +12,51 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+import torch
 from msgspec import Meta
 from support.disks import files_up_to, ordinary_user
+from torch import nn
 
-from oodles.errors import ArgumentError, FileError
+from oodles.data.readers import open_images
+from oodles.errors import ArgumentError, DataError, FileError
+from oodles.features import Features
+from oodles.guard import Guard
 from oodles.records import files
-from oodles.records.files import Fields, locked, member, read_key, write_bytes, write_record, write_with
+from oodles.records.files import (
+    OWNED,
+    Fields,
+    check_output,
+    locked,
+    member,
+    read_key,
+    replacing,
+    write_bytes,
+    write_record,
+    write_with,
+)
+from oodles.testing import example_features
+
+
+def test_a_path_with_nul_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "a\0b.zip"
+    features, guard = example_features(), Guard.fit(nn.Linear(4, 3), [torch.randn(200, 4)], detector="msp")
+    for call in (
+        features.save,
+        Features.load,
+        guard.save,
+        guard.export,
+        Guard.open,
+        read_key,
+        write_bytes_to,
+        open_images,
+    ):
+        with pytest.raises((FileError, DataError), match=r"NUL|does not exist") as refused:
+            call(path)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def write_bytes_to(path):
+    write_bytes(path, b"", OWNED)
 
 
 def raising(error):
@@ -40,9 +79,9 @@ def raising(error):
 )
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path, write, error, fact):
     path = tmp_path / "file.safetensors"
-    write_bytes(path, b"old")
+    write_bytes(path, b"old", OWNED)
     with files_up_to(10_000), pytest.raises(error) as caught:
-        write_with(path, write)
+        write_with(path, write, OWNED)
     assert caught.type is error
     assert str(caught.value).startswith(f"{path} cannot be written: {fact}" if error is FileError else fact)
     assert path.read_bytes() == b"old"
@@ -52,20 +91,70 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path, write
 def test_a_folder_that_may_not_be_written_is_one_line_with_a_remedy(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o555)
     with ordinary_user(), pytest.raises(FileError) as caught:
-        write_bytes(tmp_path / "locked" / "file", b"content")
+        write_bytes(tmp_path / "locked" / "file", b"content", OWNED)
     assert str(caught.value) == (
         f"{tmp_path}/locked/file cannot be written: Permission denied; choose a folder that you may write to"
     )
     (tmp_path / "file").write_bytes(b"content")
     with pytest.raises(FileError, match=r"file/inside cannot be written: .+; choose another folder$"):
-        write_bytes(tmp_path / "file" / "inside", b"content")
+        write_bytes(tmp_path / "file" / "inside", b"content", OWNED)
 
 
 def test_a_write_creates_its_folder_and_a_file_others_can_read(tmp_path):
     path = tmp_path / "a" / "b" / "file"
-    write_bytes(path, b"content")
+    write_bytes(path, b"content", OWNED)
     assert path.read_bytes() == b"content"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_the_umask_holds_for_files_and_folders(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_bytes(tmp_path / "file", b"content", OWNED)
+        with replacing(tmp_path / "folder") as temporary:
+            temporary.mkdir()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")] == [0o600, 0o700]
+
+
+def test_a_folder_is_forced_to_disk_after_a_rename(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, (tmp_path / "f").exists())))
+    write_bytes(tmp_path / "f", b"content", OWNED)
+    assert synced == [((tmp_path / "f").stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+PAGE = files.marked("a page", b"<page>")
+
+
+@pytest.mark.parametrize("content", [b"mine", b"<pa", b"x" * 200_000 + b"<page>" + b"x" * 200_000])
+def test_only_an_earlier_output_of_the_same_kind_is_replaced(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="file exists and is not a page that oodles wrote"):
+        write_bytes(path, b"<page>", PAGE)
+    assert path.read_bytes() == content
+    for earlier in (b"", b"<page> 1", b"x" * 200_000 + b"<page>"):
+        path.write_bytes(earlier)
+        write_bytes(path, b"<page> 2", PAGE)
+        assert path.read_bytes() == b"<page> 2"
+
+
+def test_an_input_a_folder_a_link_and_a_pipe_are_not_replaced(tmp_path):
+    path, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    path.write_bytes(b"<page>")
+    link.symlink_to(path)
+    with pytest.raises(ArgumentError, match="file is an input"):
+        check_output(path, PAGE, ["missing", "\0", link])
+    link.unlink()
+    link.symlink_to("nowhere")
+    os.mkfifo(pipe)
+    for each in (link, pipe):
+        with pytest.raises(FileError, match="is not a page"):
+            write_bytes(each, b"<page>", PAGE)
+    with pytest.raises(ArgumentError, match="is a folder"):
+        write_bytes(tmp_path, b"<page>", PAGE)
 
 
 def read_thing(path, **options):
@@ -180,18 +269,21 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
 
 
 def test_temporary_files_of_killed_writers_are_removed(tmp_path):
-    def abandoned(age):
-        path = tmp_path / f".a.json.writing-{age}.json"
-        path.write_bytes(b"half")
+    def abandoned(age, folder=False):
+        path = tmp_path / f".a.json{files.TEMPORARY}{age}{folder}.json"
+        path.mkdir() if folder else path.write_bytes(b"half")
         os.utime(path, (time.time() - age, time.time() - age))
         return path
 
-    old, new = abandoned(4000), abandoned(5)
-    write_bytes(tmp_path / "b.json", b"whole")
+    day = 24 * 3600
+    old, new, folder, kept = abandoned(day + 9), abandoned(day - 999), abandoned(day + 9, True), abandoned(9, True)
+    write_bytes(tmp_path / "b.json", b"whole", OWNED)
     assert not old.exists()
+    assert not folder.exists()
     assert new.exists(), "its writer may be alive"
     with locked(tmp_path):
         assert not new.exists(), "its writer would hold the lock"
+        assert kept.exists(), "a folder is written without that lock"
 
 
 # Signatures -----------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def peaked():
 # The choice -------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.* of the weights, not p=")
 def test_on_a_flat_curve_the_largest_p_wins(flat):
     grid = (0.1, 0.3, 0.5, 0.7, 0.8)
     found = select_p(DICE(), **flat, grid=grid)
@@ -103,6 +104,7 @@ def test_perfect_separation_is_a_tie_with_no_error():
     assert list(found.curve) == [0.1, 0.3, 0.7]
 
 
+@pytest.mark.filterwarnings("ignore:.* of the weights, not p=")
 def test_the_other_stages_and_the_given_detector_are_unchanged(flat):
     detector = DICE(p=0.5, shape=ReAct(percentile=95), score=max_logit).fit(flat["train"])
     before = detector.score(flat["held_out"])

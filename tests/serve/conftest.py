@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.serving import TOKEN, export_guards, serving, until
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 LIMITS = ("--max-mb", 1, "--max-megapixels", 1, "--max-side", 3000, "--max-images", 4, "--timeout", 1.5)
 
@@ -35,6 +36,16 @@ def strict(guards):
     """The service with small limits, a token, and one origin that may call it."""
     with serving(guards / "images.zip", "--cors-origin", "https://example.org", *LIMITS, OODLES_TOKEN=TOKEN) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def text_guard(guards, tmp_path_factory):
+    """The arguments that serve a guard of texts."""
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "good": 2, "film": 4}, unk_token="[UNK]"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return guards / "tokens.zip", "--tokenizer", f"tokens={path}"
 
 
 @pytest.fixture(autouse=True)

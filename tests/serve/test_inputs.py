@@ -15,13 +15,13 @@ from support.serving import anything, encoded
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from oodles.deploy.exported import ExportedGuard
-from oodles.errors import ArgumentError, FileError, OodlesError
-from oodles.serve.bodies import MAX_DIMENSIONS, ScoreRequest
-from oodles.serve.inputs import MAX_TOKENS, TextTokenizer, guard_arrays, number_array, request_arrays
-from oodles.serve.reading import parse_json
+from oodles.errors import ArgumentError, DataError, FileError, OodlesError
+from oodles.serve.bodies import MAX_DIMENSIONS
+from oodles.serve.inputs import MAX_TOKENS, TextTokenizer, guard_arrays, nested_shape, number_array, score_arrays
 from oodles.serve.settings import Settings
 
 LIMITS = Settings(max_images=8)
+NUMBER = int | float
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def opened(guards):
 
 def read(guard, body, tokenizer=None):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return request_arrays(parse_json(content, ScoreRequest), guard, tokenizer, LIMITS)
+    return score_arrays(content, guard, tokenizer, LIMITS)
 
 
 def test_numbers_become_what_the_guard_takes(opened):
@@ -59,7 +59,7 @@ def test_images_of_all_sizes_become_equal(opened):
     [
         ("tokens", b"", 400, "not JSON"),
         ("tokens", b"\xff\xfe", 400, "not JSON"),
-        ("tokens", b"[]", 400, "valid dictionary"),
+        ("tokens", b"[]", 400, "Expected `object`"),
         ("tokens", b"{}", 400, 'either "inputs" or "texts"'),
         ("tokens", b'{"inputs": {}, "texts": ["a"]}', 400, 'either "inputs" or "texts"'),
         ("tokens", b'{"inputs": {}, "other": 1}', 400, "other"),
@@ -75,7 +75,9 @@ def test_images_of_all_sizes_become_equal(opened):
         ("vectors", {"inputs": {"NAME": [["1", "2", "3", "4", "5"]]}}, 400, "numbers"),
         ("vectors", {"inputs": {"NAME": [[1, 2], [3]]}}, 400, "equal lengths"),
         ("vectors", {"inputs": {"NAME": [[None] * 5]}}, 400, "numbers"),
-        ("vectors", {"inputs": {"NAME": []}}, 400, "float32 (any, 5)"),
+        ("vectors", {"inputs": {"NAME": []}}, 400, "numbers"),
+        ("vectors", {"inputs": {"NAME": [[1, 2, 3, 4, 5], 6]}}, 400, "equal lengths"),
+        ("vectors", {"inputs": {"NAME": [[[1, 2], [3]], [[4], [5, 6]]]}}, 400, "equal lengths"),
         ("vectors", {"inputs": {"NAME": {"a": 1}}}, 400, "numbers"),
         ("vectors", {"inputs": {"NAME": [[10**40, 1, 1, 1, 1]]}}, 400, "fit float32"),
         ("vectors", {"inputs": {"NAME": [[1e300, 1, 1, 1, 1]]}}, 400, "fit float32"),
@@ -90,6 +92,16 @@ def test_malformed_bodies_say_what_is_wrong(opened, name, body, status, words):
         read(guard, content.replace(b"NAME", guard.record["inputs"][0]["name"].encode()))
     assert getattr(refused.value, "status_code", 400) == status
     assert words in getattr(refused.value, "detail", str(refused.value))
+
+
+def test_pixels_that_nobody_normalised_are_refused(opened):
+    guard = opened["vectors"]
+    (only,) = guard.record["inputs"]
+    with pytest.raises(DataError, match="scale and normalise"):
+        guard_arrays(guard, {only["name"]: np.ones((1, 5), np.uint8)}, LIMITS)
+    written = json.dumps(noise(1, 3, 4, 4).tolist()).encode()
+    pictures = number_array("x", written, (1, 3, 4, 4), "float32")  # not made floats, so that they are refused
+    assert pictures.dtype == np.int64
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])
@@ -122,18 +134,17 @@ def test_arrays_are_what_numpy_makes_of_numbers(value: Any) -> None:
         inner = [shape(each) for each in part]
         if None in inner or len({*inner}) > 1:
             return None
-        return (len(part), *(inner[0] or ())) if inner else (0,)
+        return (len(part), *(inner[0] or ())) if inner else None
 
-    expected = shape(value)
+    expected, text = shape(value), json.dumps(value).encode()
     try:
-        found = number_array("x", value, None)
+        found = number_array("x", text, nested_shape("x", text), None)
     except HTTPException:
-        big = any(abs(each) >= 2**63 for each in leaves(value) if isinstance(each, int))
-        assert expected is None or big or len(expected) > MAX_DIMENSIONS
+        odd = any(abs(each) >= 2**63 or not math.isfinite(each) for each in leaves(value) if isinstance(each, NUMBER))
+        assert expected is None or odd or len(expected) > MAX_DIMENSIONS
         return
     assert found.shape == expected
-    pairs = zip(found.ravel().tolist(), leaves(value), strict=True)
-    assert all(a == b or math.isnan(b) for a, b in pairs if abs(b) < 2**53)
+    assert all(a == b for a, b in zip(found.ravel().tolist(), leaves(value), strict=True) if abs(b) < 2**53)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -158,7 +169,9 @@ def test_texts_become_tokens(opened, tokenizer_file):
     assert (found.dtype, found.tolist()) == (np.int64, [[2, 4, 1, 1], [0, 3, 3, 4]])
     assert tokenizer(["film " * 10_000])["input_ids"].shape == (1, MAX_TOKENS)
     assert len(guard.judge(tokenizer(["", "\N{GRINNING FACE}\x00 good"])).score) == 2
-    for texts, status in (([], 400), (["a"] * 9, 413), ([1], 400), ("good", 400)):
+    endless = tokenizer(["good film " * 1_000_000])["input_ids"]  # which is cut before it is read
+    assert endless.tolist() == tokenizer(["good film " * 300])["input_ids"].tolist()
+    for texts, status in (([], 400), (["a"] * 9, 413), ([1], 400), ("good", 400), (["a" * 100_000], 413)):
         with pytest.raises(HTTPException) as refused:
             read(guard, {"texts": texts}, tokenizer)
         assert refused.value.status_code == status

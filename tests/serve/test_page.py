@@ -105,6 +105,10 @@ def effect(page, name):
     return effects[name]
 
 
+def open_tab(page, name):
+    page.one(f"#{name}-tab").click()
+
+
 def threshold(page):
     return float(page.one("#handle").get_attribute("aria-valuenow"))
 
@@ -114,8 +118,8 @@ def test_a_dropped_photograph_gets_the_verdict_of_the_command_line(page, photogr
         page.drop([path])
         said = page.wait("#verdict", path.name, "The score", "Predicted class")
         expected = printed[path.name]
-        assert ("Accepted as in-distribution" in said) == expected["is_id"]
-        assert ("Rejected as out-of-distribution" in said) == (not expected["is_id"])
+        assert ("Accepted: looks like" in said) == expected["is_id"]
+        assert ("Rejected: unlike the training data" in said) == (not expected["is_id"])
         assert expected["class_name"] in said
         assert float(page.one("#verdict data").get_attribute("value")) == pytest.approx(expected["score"], abs=1e-5)
         page.wait("#announcement", path.name, expected["class_name"])
@@ -134,8 +138,8 @@ def test_a_pasted_picture_and_a_drawing_are_scored(page, photographs):
     page.wait("#verdict", "pasted.jpg", "The score")
     for number, button in enumerate(page.all(".drawing"), start=2):
         button.click()
-        said = page.wait("#verdict", f"drawing of {button.text}", "The score")
-        assert ("Accepted as in-distribution" in said) == (button.text in ("car", "ship", "plane", "truck"))
+        said = page.wait("#verdict", f"{button.text} (drawing)", "The score")
+        assert ("Accepted: looks like" in said) == (button.text in ("car", "ship", "plane", "truck"))
         assert len(cards(page)) == number
 
 
@@ -191,6 +195,7 @@ def test_a_file_name_with_html_is_shown_literally(page, photographs, tmp_path, n
 def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards, photographs, printed):
     page.choose(photographs)
     page.wait("#announcement", "50 inputs")
+    open_tab(page, "threshold")
     scores = np.array([each["score"] for each in printed.values()])
     id_scores = ExportedGuard.open(guards / "small.zip").threshold.id_scores
     own, handle = threshold(page), page.one("#handle")
@@ -214,6 +219,7 @@ def test_the_threshold_moves_by_keyboard_and_says_what_would_change(page, guards
 
 
 def test_the_threshold_moves_by_mouse_and_by_number(page):
+    open_tab(page, "threshold")
     own = threshold(page)
     for offset, sign in ((90, 1), (-40, -1)):
         before = threshold(page)
@@ -223,7 +229,7 @@ def test_the_threshold_moves_by_mouse_and_by_number(page):
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("-3.5", Keys.TAB)
     assert threshold(page) == -3.5
-    assert not page.one("#save").is_enabled(), "the server has no token"
+    assert not page.one("#save").is_displayed(), "the server has no token"
     assert "without a token" in page.text("#saved")
     page.one("#reset").click()
     assert threshold(page) == own
@@ -244,9 +250,11 @@ def test_the_share_that_is_kept_is_that_of_the_calibration_scores(page, guards):
 
 
 def test_a_threshold_is_saved_with_the_token_only(browser, guards, photographs, tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").write_text("the-token-of-clients")
+    (tmp_path / "admin").write_text(TOKEN)
     guard = ExportedGuard.open(guards / "dice.zip")
-    with serving(guards / "dice.zip", "--token-file", tmp_path / "token") as running:
+    tokens = ("--token-file", tmp_path / "token", "--admin-token-file", tmp_path / "admin")
+    with serving(guards / "dice.zip", *tokens) as running:
         browser.open(running.address)
         field = browser.one("#token")
         browser.wait("#ask-title", "Token")
@@ -257,6 +265,7 @@ def test_a_threshold_is_saved_with_the_token_only(browser, guards, photographs, 
         browser.wait("#about", "dice(0.9)")
         browser.choose(photographs[:4])
         browser.wait("#announcement", "4 inputs")
+        open_tab(browser, "threshold")
         browser.one("#handle").send_keys(Keys.PAGE_UP)
         value = threshold(browser)
         browser.script("sessionStorage.setItem('oodles-token', 'expired-token')")
@@ -310,6 +319,9 @@ def test_the_rate_is_drawn_with_its_limits_and_follows_the_stream(page, photogra
     page.choose(photographs[:20])
     page.wait("#monitor-facts", f"{before + 20:,}")
     page.wait("#rate-caption", "control limits")
+    open_tab(page, "monitoring")
+    page.wait("#level-words", "Alarm level")
+    page.wait("#rate-chart:has(svg)")
     assert page.one("#rate-chart svg .band")
     assert page.one("#rate-chart svg").get_attribute("aria-label").startswith("OOD rate over time")
     page.one("#windows summary").click()
@@ -333,8 +345,11 @@ def test_no_state_of_the_page_is_inaccessible_in_either_theme(page, photographs,
     page.choose(photographs)
     page.wait("#announcement", "50 inputs")
     check("fifty, and why")
+    open_tab(page, "threshold")
     page.one("#handle").send_keys(Keys.PAGE_UP)
     check("another threshold")
+    open_tab(page, "monitoring")
+    check("monitoring")
     page.choose([tmp_path / "garbage.jpg"])
     page.wait("#verdict", "Not scored")
     check("garbage")
@@ -348,13 +363,38 @@ def test_everything_is_reached_by_keyboard(page, photographs):
     for _ in range(60):
         ActionChains(page.driver).send_keys(Keys.TAB).perform()
         reached.append(page.script("const e = document.activeElement; return e.id || e.className || e.tagName"))
-        if "BODY" in reached[1:]:
+        if reached[1:].count("BODY") > 1:  # once around, wherever the first step began
             break
-    assert {"guard", "files", "drawing", "handle", "value", "clear", "SUMMARY"} <= {*reached}
+    assert {"guard", "check-tab", "files", "drawing", "only-rejected", "clear"} - {*reached} == set()
     assert any(each.startswith("card") for each in reached)
     page.script("document.querySelector('#recent li:last-child button').focus()")
     ActionChains(page.driver).send_keys(Keys.ENTER).perform()
     assert page.one("#recent li:last-child button").get_attribute("aria-pressed") == "true"
+    page.script("document.querySelector('#check-tab').focus()")
+    for key, shown in ((Keys.ARROW_RIGHT, "threshold"), (Keys.ARROW_RIGHT, "monitoring"), (Keys.HOME, "check")):
+        ActionChains(page.driver).send_keys(key).perform()
+        assert [each.get_attribute("id") for each in page.all("[role=tabpanel]") if each.is_displayed()] == [shown]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_the_verdict_and_its_picture_are_on_the_first_screen(page, photographs, width, height):
+    page.look(width)
+    page.choose([photographs[-1]])
+    page.wait("#verdict", photographs[-1].name, "The score")
+    page.wait("#verdict img")
+    page.script("scrollTo(0, 0)")
+    for part in ("#verdict .headline", "#verdict img"):
+        rect = page.script("return document.querySelector(arguments[0]).getBoundingClientRect().bottom", part)
+        assert 0 < rect <= height, part
+
+
+def test_only_what_is_rejected_is_shown_if_asked(page, photographs):
+    page.choose(photographs)
+    page.wait("#announcement", "50 inputs")
+    page.one("#only-rejected").click()
+    found = cards(page)
+    assert 0 < len(found) < 50
+    assert {tag for _, tag, _ in found} == {"rejected"}
 
 
 def test_no_scripts_but_its_own_can_run(page):

@@ -14,8 +14,21 @@ from support.serving import anything
 from oodles.serve.protocol import TYPES, read_inference, write_inference
 
 OUTPUTS = ("score", "label")
-ABOUT = {"id": None, "model_name": "m", "model_version": "v"}
-SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "FP16": 2, "FP32": 4, "FP64": 8}
+ABOUT = {"model_name": "m", "model_version": "v"}
+SIZES = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
 
 
 @st.composite
@@ -79,6 +92,12 @@ def test_outputs_that_are_not_finite_are_null() -> None:
     assert json.loads(body)["outputs"][0]["data"] == [None, None]
 
 
+def test_long_answers_are_written_in_parts() -> None:
+    value = np.arange(50_000, dtype="float32").reshape(2, -1)
+    body, _ = write_inference({"score": value}, {"score": False}, ABOUT)
+    assert json.loads(body)["outputs"][0]["data"] == value.ravel().tolist()
+
+
 GOOD = {"name": "x", "shape": [2], "datatype": "INT8", "data": [1, 2]}
 BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}}
 
@@ -93,20 +112,28 @@ BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_
         ({"inputs": [{**GOOD, "data": [1, 200]}]}, b"", "fit int8"),
         ({"inputs": [{**GOOD, "data": [1, 1.5]}]}, b"", "fit int8"),
         ({"inputs": [{**GOOD, "data": [1, "2"]}]}, b"", "fit int8"),
-        ({"inputs": [{**GOOD, "data": [[1], [2, 3]]}]}, b"", "fit int8"),
+        ({"inputs": [{**GOOD, "data": [[1], [2, 3]]}]}, b"", "equal lengths"),
         ({"inputs": [{**GOOD, "datatype": "FP16", "data": [1, 1e6]}]}, b"", "fit float16"),
         ({"inputs": [{**GOOD, "datatype": "BOOL", "data": [1, 2]}]}, b"", "fit bool"),
-        ({"inputs": [{**GOOD, "datatype": "BYTES"}]}, b"", "BYTES, not one of"),
-        ({"inputs": [{**GOOD, "shape": [-2]}]}, b"", "shape.0: Input should be greater"),
-        ({"inputs": [{**GOOD, "shape": [1] * 9}]}, b"", "shape: List should have at most 8 items"),
-        ({"inputs": [{**GOOD, "shape": [0, 2**40, 2**40], "data": []}]}, b"", "shape.0: Input should be greater"),
-        ({"inputs": [{**GOOD, "shape": [2**62, 2**62], "data": []}]}, b"", "has 0 numbers"),
+        ({"inputs": [{**GOOD, "datatype": "TEXT"}]}, b"", "TEXT, not one of"),
+        ({"inputs": [{**GOOD, "shape": [-2]}]}, b"", "shape[0]"),
+        ({"inputs": [{**GOOD, "shape": [1] * 9}]}, b"", "length <= 8"),
+        ({"inputs": [{**GOOD, "shape": [0, 2**40, 2**40], "data": []}]}, b"", "shape[0]"),
+        ({"inputs": [{**GOOD, "shape": [2**62, 2**62], "data": []}]}, b"", "has 1 numbers"),
+        ({"inputs": [{**GOOD, "datatype": "BYTES"}]}, b"", "list of texts"),
+        ({"inputs": [{**GOOD, "datatype": "BYTES", "data": ["a"]}]}, b"", "1 texts"),
+        ({"inputs": [{**BINARY, "datatype": "BYTES"}]}, b"ab", "list of texts"),
+        (
+            {"inputs": [{**BINARY, "datatype": "BYTES", "parameters": {"binary_data_size": 5}}]},
+            b"\1\0\0\0\xff",
+            "UTF-8",
+        ),
         ({"inputs": [{**GOOD, **BINARY}]}, b"ab", "either data or binary_data_size"),
         ({"inputs": [{**GOOD, "data": None}]}, b"", "either data or binary_data_size"),
         ({"inputs": [BINARY]}, b"a", "takes 2 bytes; 2 are stated, 1 are left"),
         ({"inputs": [BINARY]}, b"abc", "1 bytes after the last tensor"),
         ({"inputs": [{**BINARY, "parameters": {"binary_data_size": 3}}]}, b"abc", "3 are stated"),
-        ({"inputs": [{**BINARY, "parameters": {"binary_data_size": "2"}}]}, b"ab", "'2' are stated"),
+        ({"inputs": [{**BINARY, "parameters": {"binary_data_size": "2"}}]}, b"ab", "binary_data_size"),
         ({"inputs": [GOOD], "outputs": [{"name": "y\n"}]}, b"", r"no output 'y\\n'; there are score, label"),
     ],
 )

@@ -25,11 +25,14 @@ def schema(server):
     return schemathesis.openapi.from_url(f"{server.address}/openapi.json")
 
 
+VERSION = "/v2/models/{name}/versions/{version}"
 ROUTES = {  # and how often each is tried
     **dict.fromkeys(("GET /v2", "GET /v2/health/live", "GET /v2/health/ready", "GET /metrics", "GET /guards"), 1),
     **dict.fromkeys(("GET /guards/{name}/monitor", "GET /v2/models/{name}", "GET /v2/models/{name}/ready"), 5),
     "PUT /guards/{name}/threshold": 10,
+    "POST /guards/{name}/monitor/acknowledge": 5,
     **dict.fromkeys(("POST /score", "POST /v2/models/{name}/infer"), 40),
+    **dict.fromkeys((f"GET {VERSION}", f"GET {VERSION}/ready", f"POST {VERSION}/infer"), 5),
 }
 # a request without a body has nothing to get wrong
 TRIES = [(route, mode) for route in ROUTES for mode in (RIGHT, WRONG) if mode is RIGHT or ROUTES[route] >= 10]

@@ -28,15 +28,17 @@ def folder(tmp_path_factory) -> Path:
     shutil.copy(DOCS / "images" / "demo-scores.png", made / "photo.jpg")
     (made / "other.png").write_bytes(photo())
     (made / "token.txt").write_text(f"{TOKEN}\n")
+    (made / "admin.txt").write_text(f"{TOKEN}-of-administrators\n")
     (made / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
     return made
 
 
 @pytest.fixture(scope="module")
 def servers(guards, folder):
-    """One without a token, and one with it."""
+    """One without tokens, and one with both."""
     own = shutil.copy(guards / "cifar10-small.zip", folder / "cifar10-small.zip")
-    with serving(guards / "cifar10-small.zip") as plain, serving(own, "--token-file", folder / "token.txt") as guarded:
+    tokens = ("--token-file", folder / "token.txt", "--admin-token-file", folder / "admin.txt")
+    with serving(guards / "cifar10-small.zip") as plain, serving(own, *tokens) as guarded:
         yield plain, guarded
 
 

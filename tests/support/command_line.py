@@ -22,11 +22,11 @@ MODULE = """
     import torch
     from torch import nn
 
-    def net(classes=2):
+    def net(classes=2, channels=3):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return nn.Sequential(
-                nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, classes)
+                nn.Conv2d(channels, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, classes)
             )
 
     class Watched(nn.Sequential):

@@ -19,10 +19,11 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def obey_permissions() -> None:
-    """From the next program on, this process may not write where permissions forbid it, not even as root."""
+    """From the next program on, this process may not read or write where permissions forbid it, not even as root."""
     if os.geteuid() == 0:
-        drop_from_bounding_set, override = 24, 1
-        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, override, 0, 0, 0) == 0
+        drop_from_bounding_set = 24
+        for capability in (1, 2):  # to override permissions, and those of reading
+            assert ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0) == 0
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from support import onnx_files
 from support.images import noise
 from support.site import DOCS, blocks
 from torch import Tensor, nn
@@ -88,6 +89,12 @@ def guard_names() -> dict[str, Any]:
     return given | {"detector": detector, "guard": guard}
 
 
+def onnx_names(folder: Path) -> dict[str, Any]:
+    onnx_files.write(onnx_files.GRAPHS["logits"], folder / "model.onnx")
+    train, held_out = onnx_files.batches((300, 100))
+    return {"train_loader": [train], "held_out_loader": [held_out]}
+
+
 def exported_names(folder: Path) -> dict[str, Any]:
     given = guard_names()
     exported = given["guard"].export(folder / "guard.zip", inputs=given["held_out_loader"])
@@ -130,6 +137,7 @@ def library_names(folder: Path) -> dict[str, Any]:
         "held_out_embeddings": sample.embedding[300:].numpy(),
         "new_embeddings": sample.embedding[:9].numpy(),
         "logits": sample.logits[:9].numpy(),
+        "probabilities": sample.logits.softmax(dim=1).numpy(),
         "W": sample.head.weight.numpy(),
         "b": sample.head.bias.numpy(),
     }

@@ -8,12 +8,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import oodles
 from oodles.records.files import LOCK, Record
 from oodles.training import Recipe
 
 WORKER = Path(__file__).with_name("training_worker.py")
-# as many threads as in this process, so that sums are rounded alike; the worker imports ``support``
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(WORKER.parents[1])}
+# as many threads as in this process, so that sums are rounded alike; the worker imports ``support`` and this oodles
+PATHS = WORKER.parents[1], Path(oodles.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
 SHORT = Recipe(epochs=2, batch_size=16, learning_rate=0.05)
 QUIET = {"progress": False}
 

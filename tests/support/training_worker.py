@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from support.networks import seeded
@@ -58,8 +59,12 @@ class Stateful(nn.Module):
         return self.fc(F.dropout(hidden, 0.3, self.training))
 
 
-FAULTS = {"kill": ("open", ".", 2), "fill": ("tempfile.mkstemp", ".", 2), "untidy": ("os.remove", "", 1)}
+FAULTS = {"kill": ("os.rename", ".", 2), "fill": ("open", ".", 2), "untidy": ("os.remove", "", 1)}
 """The audit event, the prefix of the file name, and the occurrence at which the fault happens."""
+
+
+def _creates(opened: tuple[Any, ...]) -> bool:
+    return bool(opened[2] & os.O_EXCL)
 
 
 def inject(fault: str, file: str) -> None:
@@ -67,12 +72,11 @@ def inject(fault: str, file: str) -> None:
     trigger, prefix, occurrence = FAULTS[fault]
     seen = 0
 
-    def watch(event: str, arguments: tuple[object, ...]) -> None:
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
         if event != trigger or not Path(str(arguments[0])).name.startswith(prefix + file):
             return
-        # a file is opened three times: to create it, to write it, and for update to force it to disk
-        seen += event != "open" or "+" in str(arguments[1])
+        seen += event != "open" or _creates(arguments)  # a file is opened again to write it, and to force it to disk
         if seen == occurrence and fault == "fill":
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
         elif seen == occurrence:
@@ -86,7 +90,9 @@ def main() -> None:
     if fault:
         inject(*fault)
     created = []
-    sys.addaudithook(lambda event, arguments: created.append(arguments[0]) if event == "tempfile.mkstemp" else None)
+    sys.addaudithook(
+        lambda event, arguments: created.append(arguments[0]) if event == "open" and _creates(arguments) else None
+    )
     model = seeded(Stateful if fault else Tiny)
     metrics = train(model, coloured(), out=out, recipe=UNEVEN, seed=5, progress=False)
     # in a single write: two processes may print at once

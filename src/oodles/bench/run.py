@@ -1,7 +1,7 @@
 """``benchmark``: every detector on every set; and the tables of an experiment, each detector fitted once for all."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,21 @@ from oodles.detectors.parsing import as_detector
 from oodles.distributed.processes import current
 from oodles.errors import ArgumentError, DataError
 from oodles.metrics import Row, evaluate
-from oodles.paper.published import TABLES, detectors_of
+from oodles.network.progress import tracked
+from oodles.paper.published import METHODS, TABLES, detectors_of
 from oodles.paper.sweep import SWEEP_GRID, SweepPoint, sweep
-from oodles.records.files import write_bytes
+from oodles.records.files import Kind, check_output, write_bytes
 
 Detectors = Sequence[str | Detector] | Mapping[str, str | Detector]
+MARK = "written by oodles bench"
+NAMES = [field.name.encode() for field in fields(Row) if field.name != "intervals"]
+WRITTEN = Kind("a result of `oodles bench`", lambda text: MARK.encode() in text or all(name in text for name in NAMES))
 
 
 def benchmark(
     detectors: Detectors,
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | Path | None = None,
     train: Source,
     test: Source,
     ood: Mapping[str, Source],
@@ -98,7 +102,7 @@ def evaluate_detectors(
     rows = Rows()
     if current().rank:
         return rows
-    for name, detector in named.items():
+    for name, detector in tracked(named.items(), "score", len(named)):
         if detector not in features[TEST]:
             continue
         id_scores = detector.score(features[TEST][detector])
@@ -142,7 +146,7 @@ class Tables:
         accuracy = ", ".join(f"{value:.2%}" for value in self.accuracy.values())
         tables = {}
         for name, rows in self.rows.items():
-            what = "OpenOOD's metrics" if groups and name == "main" else TABLES[name]
+            what = "OpenOOD's metrics" if groups and name == "main" else _title(name, id_set)
             title = f"{id_set} (accuracy {accuracy}): {what}"
             if rows and groups:
                 tables[name] = compare_groups(rows, groups, title=title, published=id_set if published else None)
@@ -150,7 +154,7 @@ class Tables:
             elif rows:
                 tables[name] = compare(rows, title=title, paper=id_set if paper else None)
         if self.points:
-            title = f"{id_set}: {TABLES['sweep']}"
+            title = f"{id_set}: {_title('sweep', id_set)}"
             tables["sweep"] = sweep_table(self.points, title=title, paper=id_set if paper else None)
         return tables
 
@@ -158,9 +162,20 @@ class Tables:
         """Write all rows as JSON and CSV, and each table as Markdown and LaTeX."""
         texts = {"rows.json": rows_json(self.all_rows()), "rows.csv": rows_csv(self.all_rows())}
         for name, table in tables.items():
-            texts |= {f"{name}.md": markdown(table), f"{name}.tex": latex(table)}
+            texts |= {f"{name}.md": f"{markdown(table)}<!-- {MARK} -->\n", f"{name}.tex": f"% {MARK}\n{latex(table)}"}
         for name, text in texts.items():
-            write_bytes(folder / name, text.encode())
+            write_bytes(folder / name, text.encode(), WRITTEN)
+
+
+def check_tables(folder: Path) -> None:
+    """Raise if :meth:`Tables.write` would replace a file of another kind."""
+    for path in (folder / f"{name}{end}" for name in ("rows", *TABLES) for end in (".json", ".csv", ".md", ".tex")):
+        check_output(path, WRITTEN)
+
+
+def _title(table: str, id_set: str) -> str:
+    """What a table shows; on the paper's own sets also which of its tables that is."""
+    return TABLES[table] if id_set in METHODS else TABLES[table].partition(" (")[0]
 
 
 def run_tables(
@@ -194,7 +209,6 @@ def run_tables(
             result.points += sweep(SWEEP_GRID, train=plain[TRAIN], test=plain[TEST], ood=ood, id_set=id_set, run=run)
         else:
             result.rows.setdefault(table, []).extend(row for name in part for row in rows if row.detector == name)
-    test = plain[TEST]
-    if test.labels is not None:
-        result.accuracy[run] = float(test.logits.argmax(dim=1).eq(test.labels).double().mean())
+    if (accuracy := plain[TEST].accuracy) is not None:
+        result.accuracy[run] = accuracy
     return result

@@ -1,5 +1,6 @@
 """The sets of a benchmark as features: given, or extracted in one pass of the network for all detectors."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from torch import nn
 
 from oodles.data.batches import LabelsAt
 from oodles.data.image_sets import ImageSet
+from oodles.data.inputs import Inputs
 from oodles.data.loaders import ImageLoader
 from oodles.data.transforms import Transform
 from oodles.detectors import Detector, fit_together
@@ -17,6 +19,7 @@ from oodles.distributed.processes import current
 from oodles.errors import ArgumentError, DataError, FitWarning
 from oodles.features import Features
 from oodles.network.extraction import extract_each
+from oodles.network.onnx_model import as_model
 from oodles.network.taps import unwrap
 from oodles.selection.tuning import MAX_IMAGES, tune
 from oodles.store import is_store
@@ -34,7 +37,7 @@ def fit_on_sets(
     detectors: Sequence[Detector],
     sets: Mapping[str, Source],
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | Path | None = None,
     store: str | Path | None = None,
     labels: LabelsAt = True,
     preprocessing: Transform | None = None,
@@ -58,7 +61,9 @@ def fit_on_sets(
                 f"{name}= is for sets that the network runs on; give model= and loaders too, or leave it out"
             )
         return _fit_on_features(detectors, sets)
-    options = {"processes": current(), **options}
+    model = as_model(model)
+    estimate = _Estimate([len(each) if isinstance(each, ImageSet) else None for each in sets.values()], tell)
+    options = {"processes": current(), "progress": True, **options}
     modules = {name for name, _ in unwrap(model).named_modules()}
     foreign = [each for each in detectors if not {name.partition(":")[0] for name in layers_of([each])} <= modules]
     detectors = _without(foreign, detectors, f"{type(unwrap(model)).__name__} does not have their layers")
@@ -77,6 +82,7 @@ def fit_on_sets(
             labels=labels if name in ID_SETS else False,
             store=None if home is None else home / name,
             note=loader.images.name if isinstance(loader, ImageLoader) else "",
+            on_batch=estimate,
             **options,
         )
         if isinstance(loader, ImageLoader) and loader.skipped:
@@ -84,8 +90,11 @@ def fit_on_sets(
         found[name] = dict(zip((None, *detectors), parts, strict=True))
         if name == TRAIN:
             detectors = _with_labels(detectors, parts[0])
+            tell(f"fitting {len(detectors)} detectors on {len(parts[0]):,} rows")
             for part in dict.fromkeys(parts):
                 fit_together([each for each in detectors if found[name][each] is part], part)
+            if not all(map(is_tuned, detectors)):
+                tell("tuning on ID images what detectors choose with the network at hand")
             count = tune(
                 detectors,
                 model,
@@ -97,6 +106,27 @@ def fit_on_sets(
             for each in filter(tuning_summary, detectors):
                 tell(f"{each.spec}: {tuning_summary(each)}, chosen on {count} ID images")
     return {name: found[name] for name in sets}
+
+
+class _Estimate:
+    """Tells how long the network takes for all images of a benchmark, once it has run on two batches.
+
+    The first one does not count: the last layer is located on it.
+    """
+
+    def __init__(self, sizes: Sequence[int | None], tell: Callable[[str], None]) -> None:
+        self._sizes, self._tell, self._began = sizes, tell, 0.0
+        self._rows = 0
+
+    def __call__(self, number: int, inputs: Inputs) -> None:
+        if number == 1:
+            self._rows, self._began = len(inputs), time.monotonic()
+        elif number == 2 and None not in self._sizes:
+            total = sum(size or 0 for size in self._sizes)
+            seconds = (time.monotonic() - self._began) * total / self._rows / current().size
+            length = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+            self._tell(f"the network takes about {length} for all {total:,} images, and longer with input steps")
+            self._sizes = [None]  # it is said once
 
 
 def extract_sets(model: nn.Module, sets: Mapping[str, Source], **options: Any) -> dict[str, Features]:

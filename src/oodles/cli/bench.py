@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from oodles.cli.checks import check_choice
+from oodles.cli.checks import check_choice, read_class_names
 from oodles.cli.common import console, named_paths, notice, open_set, say
-from oodles.cli.options import DataOption, JsonOption, RunOptions, complete_detector, load_model, one_of
+from oodles.cli.options import ClassesOption, DataOption, JsonOption, RunOptions, complete_detector, load_model, one_of
 from oodles.errors import ArgumentError, DataError
 from oodles.paper.published import TABLES
 
@@ -45,6 +45,7 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, Option(help="Your classifier, package.module:factory.")] = None,
+    classes: ClassesOption = None,
     checkpoint: Annotated[
         list[Path] | None,
         Option(help="Its weights; repeat it to average over several.", exists=True, dir_okay=False),
@@ -98,6 +99,7 @@ def bench(
         check_choice("table", name, (*TABLES, "all"))
     tables = list(TABLES) if "all" in (table or []) else list(dict.fromkeys(table or ["main"]))
     runs = _runs(checkpoint or [])
+    class_names = None if classes is None else read_class_names(classes)
     paths = {"train": train, "test": test, **named_paths(ood or [])}
     chosen = None if suite is None else suite_by_name(suite)
     if chosen is None:
@@ -115,12 +117,14 @@ def bench(
     if chosen is not None and len(sets) < 3:
         raise DataError(f"no OOD set of {chosen.name} is under {data}; `oodles bench --list` shows where they go")
 
-    from oodles.bench.run import Tables, run_tables
+    from oodles.bench.run import Tables, check_tables, run_tables
     from oodles.bench.tables import print_table, rows_json
     from oodles.detectors import DICE, detector_list, parse
     from oodles.distributed.processes import current, own_device
     from oodles.models.deconf import cosine_layer
 
+    if out is not None:
+        check_tables(out)
     sparsity = DICE(p=p if p is not None else chosen.p if chosen is not None else 0.9).p
     asked = {parse(text).spec: text for text in detector or []}
     id_set = "id" if chosen is None else chosen.name
@@ -150,6 +154,7 @@ def bench(
             skip_bad=given.skip_bad,
             head=False if cosine else given.head,
             device=own_device(given.device),
+            classes=class_names,
             verify=verify,
             tell=notice,
         )

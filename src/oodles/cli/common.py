@@ -68,11 +68,11 @@ def named_paths(
     return named
 
 
-def open_set(path: Path, *, labels: bool = False) -> "ImageSet":
-    """Open images; say which files are not images, and how class folders were understood if ``labels`` are wanted."""
-    from oodles.data.readers import open_images
+def open_set(path: Path, *, labels: bool = False, files: bool = False) -> "ImageSet":
+    """Open images, or all ``files``; say which are no images, and how class folders give ``labels`` if wanted."""
+    from oodles.data.readers import open_files, open_images
 
-    images = open_images(path)
+    images = open_files(path) if files else open_images(path)
     for line in (images.ignored_summary(), images.label_note if labels else ""):
         if line:
             notice(line)

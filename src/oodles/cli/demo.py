@@ -22,6 +22,7 @@ def demo(
     """
     from oodles.bench.comparison import overview, results, sweep_table
     from oodles.bench.demo import DEFAULT, DICE, ENERGY, ID_SET, draw_scores, load_pack, run_demo
+    from oodles.bench.run import WRITTEN
     from oodles.bench.tables import print_table, rows_json
     from oodles.calibration import calibrate
     from oodles.detectors import parse
@@ -53,7 +54,7 @@ def demo(
         f"{default:.1f} %.\n"
     )
     once = [*rows, *(row for row in ablated if row.detector not in shown)]
-    write_bytes(out / "rows.json", rows_json(once).encode())
+    write_bytes(out / "rows.json", rows_json(once).encode(), WRITTEN)
     save_figure(draw_scores(train, test, ood, rows), out / "scores.png")
     console.print(f"rows: {out / 'rows.json'}   histograms: {out / 'scores.png'}", markup=False, soft_wrap=True)
     note = (

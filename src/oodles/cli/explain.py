@@ -48,13 +48,16 @@ def explain(
         check_store(train)
     guard, paths = split_paths("explain", paths, given.model)
 
+    from oodles.data.transforms import FileBytes
     from oodles.deploy.scoring import explain_inputs
     from oodles.deploy.sources import InputSequence
+    from oodles.store import is_store
 
-    inputs = InputSequence(paths, notice)
-    if inputs.stores:
-        raise ArgumentError(f"{inputs.stores[0]} holds features; explain needs the images themselves")
+    stores = [path for path in paths if is_store(path)]
+    if stores:
+        raise ArgumentError(f"{stores[0]} holds features; explain needs the images themselves")
     opened = open_for(guard, given, images=True, device=device)
+    inputs = InputSequence(paths, notice, files=isinstance(opened.reads, FileBytes))
     if train is not None:
         opened.compare_with(train)
     batches = _checked(explain_inputs(opened, inputs), skip_bad)

@@ -43,16 +43,19 @@ def export(
     check_free(out, force)
 
     from oodles.data.loaders import ImageLoader
-    from oodles.data.readers import open_images
+    from oodles.data.readers import open_files, open_images
+    from oodles.data.transforms import file_bytes
     from oodles.deploy.saved import known_transform
 
     guarded = load_with_model(guard, given)
     transform = known_transform(out if guard is None else guard, guarded.preprocessing, given.given())
+    reads = transform or file_bytes(guarded.preprocessing)
     inputs = None
-    if transform is not None:
-        guarded.preprocessing = transform.as_record()
+    if reads is not None:
+        guarded.preprocessing = reads.as_record()
         if images is not None:
-            inputs = ImageLoader(open_images(images), transform, labels=False, skip_bad=True, batch_size=64)
+            opened = open_images(images) if transform is not None else open_files(images)
+            inputs = ImageLoader(opened, reads, labels=False, skip_bad=True, batch_size=64)
     elif images is not None or given.given():
         raise ArgumentError(f"{guard} does not record how images were preprocessed; give --size, --mean and --std")
     exported = guarded.export(out, inputs=inputs, overwrite=force)

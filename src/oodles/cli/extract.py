@@ -1,13 +1,18 @@
 """``oodles extract``."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from oodles.cli.checks import check_choice, read_class_names
 from oodles.cli.common import notice, open_set
-from oodles.cli.options import ModelOptions, RunOptions, complete_detector, one_of
+from oodles.cli.options import ClassesOption, ModelOptions, RunOptions, complete_detector, one_of
+from oodles.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from oodles.data.transforms import FileBytes
 
 AMP_NAMES = ("bfloat16", "float16")
 
@@ -18,9 +23,9 @@ def extract(
     network: ModelOptions,
     given: RunOptions,
     labels: Annotated[bool, Option(help="Use class folders as labels; --no-labels for data of other classes.")] = True,
-    classes: Annotated[
-        Path | None,
-        Option(help="File with the names of the model's classes, one per line in the order of its outputs."),
+    classes: ClassesOption = None,
+    multilabel: Annotated[
+        bool | None, Option(help="Whether an input may have several classes. Default: as the model shows.")
     ] = None,
     needed_by: Annotated[
         list[str] | None,
@@ -34,6 +39,14 @@ def extract(
     amp: Annotated[
         str | None,
         Option(help="Run the network in mixed precision: bfloat16 or float16.", autocompletion=one_of(*AMP_NAMES)),
+    ] = None,
+    windows: Annotated[
+        str | None,
+        Option(
+            "--bytes",
+            help="The model takes bytes: how many of the beginning and of the end of a file, and what stands for "
+            "missing ones, e.g. 1024,1024,256. Every file is read, not only images.",
+        ),
     ] = None,
     verify: Annotated[
         bool,
@@ -52,9 +65,9 @@ def extract(
     Example: oodles extract photos/train --model mynets:resnet18 --checkpoint r18.pt --out features/train
     """
     check_choice("--amp", amp or AMP_NAMES[0], AMP_NAMES)
-    transform = given.transform()
+    transform = given.transform() if windows is None else _file_bytes(windows, given)
     class_names = None if classes is None else read_class_names(classes)
-    source = open_set(images, labels=labels).sample(given.limit)
+    source = open_set(images, labels=labels, files=windows is not None).sample(given.limit)
 
     import torch
 
@@ -80,6 +93,7 @@ def extract(
         note=str(images),
         preprocessing=loader.transform.as_record(),
         classes=class_names,
+        multilabel=multilabel,
         amp=None if amp is None else getattr(torch, amp),
         verify=verify,
         processes=current(),
@@ -87,7 +101,16 @@ def extract(
     if loader.skipped:
         notice(f"skipped: {loader.problem_summary()}")
     notice(f"{features} in {out}")
-    if features.holds("labels") and current().rank == 0:
-        batches = ((batch.logits.argmax(dim=1) == batch.column("labels")).sum() for batch in features.batches())
-        accuracy = sum(int(correct) for correct in batches) / len(features)
+    if current().rank == 0 and (accuracy := features.accuracy) is not None:
         notice(f"the model's accuracy by these labels is {accuracy:.1%}")
+
+
+def _file_bytes(text: str, given: RunOptions) -> "FileBytes":
+    """Return what ``--bytes`` says."""
+    from oodles.data.transforms import FileBytes
+
+    if given.given():
+        raise ArgumentError(f"--bytes {text} reads files as they are; leave out --size, --resize, --mean and --std")
+    if re.fullmatch(r"\d{1,9},\d{1,9},\d{1,9}", text, re.ASCII) is None:
+        raise ArgumentError(f"--bytes {text!r} must be three whole numbers, e.g. 1024,1024,256")
+    return FileBytes(*map(int, text.split(",")))

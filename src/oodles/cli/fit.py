@@ -31,7 +31,7 @@ def fit(
     key: Annotated[Path | None, Option(help="File with a secret of at least 16 bytes to sign the guard with.")] = None,
     model: Annotated[
         str | None,
-        Option(help="Your classifier, package.module:factory. The guard then keeps its answers to noise, as a test."),
+        Option(help="Your model.onnx or package.module:factory. The guard then keeps its answers to noise, as a test."),
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> None:
@@ -98,8 +98,10 @@ def fit(
 
 def _check_out(out: Path, force: bool) -> None:
     """Raise if writing a guard to ``out`` would replace one without ``--force``, or mix with other files."""
-    from oodles.deploy.artefact import RECORD
+    from oodles.deploy.artefact import RECORD, SAVED_KIND
+    from oodles.records.files import check_output, record_kind
 
+    check_output(out / RECORD, record_kind(SAVED_KIND))
     # hidden files are the lock and what a killed writer left
     found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     other = [name for name in found if name != RECORD and not name.startswith("guard-")]

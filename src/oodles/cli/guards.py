@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oodles.cli.common import notice
 from oodles.cli.options import GuardOptions, load_model
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +20,7 @@ SHIPPED = "cifar10-small"  # the network that is used if the user names no guard
 def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple[Path | None, list[Path]]:
     """Return the guard, or None if the first path is not one, and the inputs."""
     from oodles.deploy.artefact import is_guard
+    from oodles.deploy.sources import LIST
 
     guard, inputs = (paths[0], [*paths[1:]]) if is_guard(paths[0]) else (None, [*paths])
     if not inputs:
@@ -31,6 +32,11 @@ def split_paths(command: str, paths: Sequence[Path], model: str | None) -> tuple
         raise ArgumentError(
             f"--model needs a guard, and {inputs[0]} is none; give a folder written by `oodles fit` before the inputs"
         )
+    # before the guard is opened, which takes longer; a file in an archive is looked for later
+    lost = (path for path in inputs if path != LIST and not path.exists() and not any(map(Path.is_file, path.parents)))
+    missing = next(lost, None)
+    if missing is not None:
+        raise DataError(f"{missing} does not exist")
     return guard, inputs
 
 

@@ -37,6 +37,9 @@ CheckpointOption = Annotated[
 KeyOption = Annotated[
     Path | None, Option("--key", help="File with a secret of at least 16 bytes: the guard must be signed with it.")
 ]
+ClassesOption = Annotated[
+    Path | None, Option(help="File with the names of the model's classes, one per line in the order of its outputs.")
+]
 DeviceOption = Annotated[str | None, Option(help="For example cuda. Default: cpu.")]
 LimitOption = Annotated[int | None, Option(help="Use at most this many images of each set, chosen at random.", min=1)]
 SkipOption = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read instead of stopping.")]
@@ -92,15 +95,16 @@ class ImageOptions:
         return Transform(size, given.get("resize", size), given.get("mean", usual.mean), given.get("std", usual.std))
 
 
-def _channels(name: str, text: str | None) -> tuple[float, float, float] | None:
-    """Return three comma-separated numbers."""
+def _channels(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Return comma-separated numbers."""
     if text is None:
         return None
     try:
-        red, green, blue = map(float, text.split(","))
+        return tuple(map(float, text.split(",")))
     except ValueError:
-        raise ArgumentError(f"--{name} {text!r} must be three numbers, e.g. 0.485,0.456,0.406") from None
-    return red, green, blue
+        raise ArgumentError(
+            f"--{name} {text!r} must be numbers, one for each channel, e.g. 0.485,0.456,0.406"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,7 @@ class ModelOptions:
     model: Annotated[
         str,
         Option(
-            help="Your classifier: [bold]package.module:factory[/bold], with arguments if it takes any, "
+            help="Your classifier: [bold]model.onnx[/bold] or [bold]package.module:factory[/bold], with arguments, "
             "e.g. mynets:resnet(num_classes=10). The current folder is searched too. This runs code: name only "
             "what you would run yourself.",
         ),
@@ -136,13 +140,23 @@ class ModelOptions:
 class GuardOptions(ImageOptions):
     """The model that a guard needs, and the file that the guard must be signed with."""
 
-    model: Annotated[str | None, Option(help="Needed for images: package.module:factory. Runs its code.")] = None
+    model: Annotated[
+        str | None, Option(help="Needed for images: model.onnx, or package.module:factory, whose code runs.")
+    ] = None
     checkpoint: CheckpointOption = None
     key: KeyOption = None
 
 
 def load_model(factory: str, checkpoint: Path | None) -> "nn.Module":
     """Return the model that the user named, with its weights if there are any."""
+    from oodles.network.onnx_model import as_model, is_onnx
+
+    if is_onnx(factory):
+        if checkpoint is not None:
+            raise ArgumentError(f"--model {factory} contains its weights; leave out --checkpoint")
+        model: nn.Module = as_model(factory)
+        return model
+
     from oodles.models import build_model, load_checkpoint
 
     model = build_model(factory)

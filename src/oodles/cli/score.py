@@ -94,9 +94,10 @@ def score(
 ) -> None:
     """Classify and score inputs, and say which are in-distribution.
 
-    Results are printed or written batch by batch, and memory does not grow with the number of images. An input that
-    cannot be read, or for which the network's output is not finite, has an error text in place of label and scores, is
-    not in-distribution, and stops nothing. p_value is empty if the guard keeps no calibration scores.
+    Results are printed or written batch by batch. Of an image only its name stays in memory, and not even that if it
+    is on a list. An input that cannot be read, or for which the network's output is not finite, has an error text in
+    place of label and scores, is not in-distribution, and stops nothing. p_value is empty if the guard keeps no
+    calibration scores.
 
     Exit codes: 0 if all inputs were processed, errors or not; 3 above --max-ood-rate; 2 if the command is refused.
 
@@ -118,14 +119,16 @@ def score(
     # read when torch is imported; its threads would otherwise spin and take the cores from the threads that decode
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+    from oodles.data.transforms import FileBytes
     from oodles.deploy.results.writing import check_results
     from oodles.deploy.scoring import Counts, score_files, score_inputs
     from oodles.deploy.sources import InputSequence
+    from oodles.store import is_store
 
     if out is not None:
         check_results(out, resume=resume, force=force)
-    inputs = InputSequence(paths, notice)
-    opened = open_for(guard, given, images=inputs.has_images, device=device, threads=threads)
+    opened = open_for(guard, given, images=not all(map(is_store, paths)), device=device, threads=threads)
+    inputs = InputSequence(paths, notice, files=isinstance(opened.reads, FileBytes))
     counts = Counts()
     # lines on a terminal show the progress themselves
     with _progress(inputs.total, shown=out is not None or not sys.stdout.isatty()) as move:

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,18 +51,15 @@ def score_with_ray(
     device: str | None,
 ) -> None:
     """Score image files or Parquet files and write a folder of Parquet files, which appears when it is complete."""
-    if out.exists():
+    if os.path.lexists(out):
         raise ArgumentError(f"--out {out} exists already; give a new folder")
     parquet = [_is_parquet(path) for path in inputs]
     if any(parquet) and not all(parquet):
         raise ArgumentError("some inputs are Parquet files and some are images; score them one after another")
     files = [str(path.resolve()) for path in inputs] if any(parquet) else _image_files(inputs)
 
-    from oodles.deploy.artefact import is_exported
     from oodles.distributed import ray as distributed
 
-    if guard is not None and is_exported(guard):
-        raise ArgumentError(f"{guard} is exported; --ray needs a saved guard and its model")
     checked = open_for(guard, given, images=True)  # before any worker starts
     checked.check_images()
     own, secret, weights = (None if path is None else path.resolve() for path in (guard, given.key, given.checkpoint))
@@ -141,22 +136,16 @@ def _write(verdicts: "Dataset", out: Path, inputs: int) -> tuple[int, int, int]:
     """Write Parquet files, and return how many inputs were accepted, have an error, and were scored or tried in all."""
     from pyarrow import compute, dataset
 
-    from oodles.records.files import TEMPORARY, writing
+    from oodles.records.files import replacing
 
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}{TEMPORARY}", dir=out.parent))
-        try:
-            temporary.chmod(0o755)
-            verdicts.write_parquet(str(temporary.resolve()))
-            accepted = unread = total = 0
-            for batch in dataset.dataset(temporary).to_batches(columns=["is_id", "error"]):
-                accepted += compute.sum(batch["is_id"]).as_py() or 0
-                unread += len(batch) - batch["error"].null_count
-                total += len(batch)
-            if total != inputs:
-                raise DataError(f"{total} results came back for {inputs} inputs, so none are kept; run it again")
-            temporary.rename(out)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with replacing(out) as temporary:
+        temporary.mkdir()
+        verdicts.write_parquet(str(temporary.resolve()))
+        accepted = unread = total = 0
+        for batch in dataset.dataset(temporary).to_batches(columns=["is_id", "error"]):
+            accepted += compute.sum(batch["is_id"]).as_py() or 0
+            unread += len(batch) - batch["error"].null_count
+            total += len(batch)
+        if total != inputs:
+            raise DataError(f"{total} results came back for {inputs} inputs, so none are kept; run it again")
     return accepted, unread, total

@@ -52,9 +52,9 @@ def select_p(
         raise ArgumentError(f"--detector {detector} has no sparsifier, so there is no p to choose")
     chosen.with_p(0.5)
     if out is not None:
-        check_picture(out)
+        check_picture(out, (each.file(row) for each in sets.values() if each.file for row in range(len(each))))
     loaded = network.load()
-    noises = NoiseImages((3, preprocessing.size, preprocessing.size), noise, seed=seed)
+    noises = NoiseImages(preprocessing.shape, noise, seed=seed)
     rows = extract_sets(
         loaded,
         {**sets, "noise": noises},

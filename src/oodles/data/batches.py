@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from oodles.columns import native
 from oodles.data.inputs import Inputs, describe_inputs
 from oodles.errors import ArgumentError, DataError
 
@@ -208,6 +209,11 @@ class _Takes:
     """What a model's ``forward`` takes: how many inputs by position, and which by name."""
 
     def __init__(self, model: nn.Module) -> None:
+        names = getattr(model, "input_names", None)  # of an ONNX file
+        if names is not None:
+            self.required = self.most = len(names)
+            self.by_name, self.any_name = [*names], False
+            return
         try:
             parameters = list(inspect.signature(model.forward).parameters.values())
         except (TypeError, ValueError):  # compiled code has no signature: assume one input
@@ -255,9 +261,12 @@ def _is_rows(value: Any) -> bool:
 
 
 def as_labels(labels: Any, rows: int) -> Tensor:
-    """The labels of a batch: class indices ``(n,)``, or ``(n, C)`` zeros and ones of a multi-label task."""
+    """The labels of a batch: class indices ``(n,)``, or ``(n, C)`` zeros and ones of a multi-label task.
+
+    Zeros and ones for a single logit may be floats, ``(n,)`` or ``(n, 1)``.
+    """
     try:
-        classes = torch.as_tensor(labels)
+        classes = torch.as_tensor(native(labels))
     except (ValueError, TypeError, RuntimeError):
         raise DataError(
             f"the loader gave labels that are not numbers ({type(labels).__name__}); give class indices, or pass "
@@ -265,15 +274,20 @@ def as_labels(labels: Any, rows: int) -> Tensor:
         ) from None
     if len(classes.shape) and len(classes) != rows:
         raise DataError(f"the loader gave {rows} inputs with {len(classes)} labels")
-    if classes.ndim == 2 and classes.shape[1] > 1 and bool(((classes == 0) | (classes == 1)).all()):
+    if classes.ndim == 1 and not classes.is_floating_point():
         return classes
-    if classes.is_floating_point() or classes.ndim != 1:
-        kind = f"{classes.dtype} of shape {tuple(classes.shape)}"
-        raise DataError(
-            f"labels must be integers, one per input, the loader gave {kind}; pass labels= with the key or position of "
-            "the labels in a batch, or labels=False"
-        )
-    return classes
+    if classes.ndim not in (1, 2) or not bool(((classes == 0) | (classes == 1)).all()):
+        raise not_labels(classes)
+    return classes if classes.shape[1:].numel() > 1 else classes.flatten().float()
+
+
+def not_labels(given: Tensor) -> DataError:
+    """The error that what a loader gave as labels is something else."""
+    kind = f"{given.dtype} of shape {tuple(given.shape)}"
+    return DataError(
+        f"labels must be integers, one per input, the loader gave {kind}; pass labels= with the key or position of "
+        "the labels in a batch, or labels=False"
+    )
 
 
 def first_batches(

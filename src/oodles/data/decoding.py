@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from oodles.data.image_sets import decode
 from oodles.data.limits import PIXELS
-from oodles.data.transforms import Transform
+from oodles.data.transforms import FileBytes, Preprocessing
 from oodles.records.text import one_line
 
 WORKERS = min(16, max(2, os.cpu_count() or 2))
@@ -51,13 +50,16 @@ def prefetch(
                     future.cancel()
 
 
-Prepared = npt.NDArray[np.uint8] | str
-"""The pixels ``(3, size, size)`` of an image, or why it cannot be read."""
+Prepared = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | str
+"""The pixels ``(channels, size, size)`` of an image or the bytes of a file, or why it cannot be read."""
 
 
-def prepare(opener: Callable[[], AbstractContextManager[Image.Image]], transform: Transform) -> Prepared:
-    """Decode, resize and crop one image, within the limit on pixels that are decoded at the same time."""
+def prepare(opener: Callable[[], AbstractContextManager[Any]], transform: Preprocessing) -> Prepared:
+    """Decode, resize and crop one image, within the limit on pixels decoded at once; or read a file's bytes."""
     try:
+        if isinstance(transform, FileBytes):
+            with opener() as file:
+                return transform(file)
         with opener() as image, PIXELS.take(transform.pixels(*image.size)):
             pixels = transform(decode(image))
             image.close()  # gives its memory back before others may take it

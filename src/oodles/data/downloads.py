@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import tarfile
-import tempfile
 import zlib
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from oodles.data.limits import unpacked_limit
 from oodles.errors import ArgumentError, DataError
 from oodles.extras import needed_by
-from oodles.records.files import locked, sha256, write_record
+from oodles.records.files import locked, remove, replacing, sha256, write_record
 from oodles.records.text import one_line
 
 CHUNK = 1 << 20
@@ -82,8 +81,8 @@ def _install(record: Source, folder: Path, target: Path, progress: Any) -> Fetch
     digest = sha256(packed)
     if record.url.partition("?")[0].endswith(".tar.gz"):
         whole = _unpacked(record, packed, target.name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    whole.rename(target)
+    with replacing(target) as temporary:
+        whole.rename(temporary)
     note = {"kind": "fetched", "schema": 1, "url": record.url, "sha256": digest, "md5": record.md5}
     write_record(folder.parent / f"{record.name}.fetched.json", note)
     return Fetched(target, digest, record.md5 is not None)
@@ -135,8 +134,9 @@ def _check_response(response: Any, **_: Any) -> None:
 
 def _unpacked(record: Source, packed: Path, name: str) -> Path:
     """Unpack an archive beside itself; return its folder ``name``, or that of all its content if it has no such."""
-    content = Path(tempfile.mkdtemp(dir=packed.parent))
-    content.chmod(0o755)
+    content = packed.with_name("content")
+    remove(content)  # of a download that was killed
+    content.mkdir()
     try:
         with gzip.open(packed) as file:
             stream = _Limited(file, unpacked_limit(packed.stat().st_size))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "
 class ImageSet:
     """Images that are read one at a time: their names, a function that opens one, and labels if known.
 
-    ``open`` gives an image that Pillow has not decoded yet, as a context manager; ``read`` decodes it.
+    ``open`` gives an image that Pillow has not decoded yet, or an open file, as a context manager; ``read`` decodes it.
     ``ignored`` names the other files of the folder or archive. ``label_note`` is one line on how class folders were
     understood: why there are no labels, or which folders are no classes; "" if there is nothing to say. ``file`` is the
     file that an image is read from, or None if there is none.
@@ -29,7 +30,7 @@ class ImageSet:
 
     name: str
     names: Sequence[str]
-    open: Callable[[int], AbstractContextManager[Image.Image]]
+    open: Callable[[int], AbstractContextManager[Any]]
     labels: npt.NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()

@@ -1,8 +1,10 @@
 """Image sets as batches for a network, decoded by threads while the network runs."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +14,35 @@ from torch import Tensor
 
 from oodles.data.decoding import WORKERS as WORKERS
 from oodles.data.decoding import Prepared, prefetch, prepare
+from oodles.data.inputs import Inputs
 from oodles.data.readers import ImageSet
-from oodles.data.transforms import Transform
+from oodles.data.transforms import FileBytes, Preprocessing, Transform
 from oodles.errors import ArgumentError, DataError
 
 BATCH_SIZE = 256
 MAX_MEMORY = 16_000_000_000
 
 
-def normalise(transform: Transform, pixels: Tensor) -> Tensor:
-    """Pixels ``(n, 3, h, w)`` as the floats that the network expects."""
+def normalise(transform: Preprocessing, pixels: Tensor) -> Tensor:
+    """Pixels ``(n, c, h, w)`` as the floats that the network expects; the bytes of files as they are."""
+    if isinstance(transform, FileBytes):
+        return pixels
     mean, std = (
-        torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (transform.mean, transform.std)
+        torch.tensor(values, device=pixels.device).view(1, -1, 1, 1) for values in (transform.mean, transform.std)
     )
     return (pixels.float() / 255 - mean) / std
+
+
+def images_of(inputs: Inputs, transform: Transform) -> Tensor:
+    """The model's images, which must have the shape that the preprocessing gives."""
+    tensors = list(inputs.tensors().values())
+    if len(tensors) != 1 or tensors[0].shape[1:] != transform.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
+        raise DataError(
+            f"the preprocessing gives images (n, {', '.join(map(str, transform.shape))}), but the model was given "
+            f"{shapes}; give the preprocessing that these were prepared with"
+        )
+    return tensors[0]
 
 
 class ImageLoader:
@@ -38,7 +55,7 @@ class ImageLoader:
     def __init__(
         self,
         images: ImageSet,
-        transform: Transform,
+        transform: Preprocessing,
         *,
         labels: bool = True,
         skip_bad: bool = False,
@@ -80,7 +97,7 @@ class ImageLoader:
         starts = [number * size for number in (range(len(self)) if numbers is None else numbers)]
         spans = (range(start, min(start + size, total)) for start in starts)
         for span, images in prefetch(((span, span) for span in spans), self._prepare, self.workers):
-            good: dict[int, npt.NDArray[np.uint8]] = {}
+            good: dict[int, npt.NDArray[Any]] = {}
             for row, image in zip(span, images, strict=True):
                 if isinstance(image, str):
                     self.skipped.append(f"{self.images.names[row]}: {image}")
@@ -147,7 +164,7 @@ class Pixels:
 def read_pixels(images: ImageSet, transform: Transform, *, skip_bad: bool = False) -> Pixels:
     """Decode every image of a labelled set."""
     images.known_labels()
-    needed = len(images) * 3 * transform.size**2
+    needed = len(images) * math.prod(transform.shape)
     if needed > MAX_MEMORY:
         raise DataError(
             f"{images.name}: {len(images):,} images of {transform.size}x{transform.size} take {needed / 1e9:.0f} GB "

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from oodles.data.limits import FILE_BYTES, MAX_BYTES, MAX_PIXELS, TooLargeError,
 from oodles.data.matlab import read_mat
 from oodles.data.pickles import read_pickle
 from oodles.errors import DataError
-from oodles.records.files import read_regular
+from oodles.records.files import open_regular, read_regular
 
 
 class NotAnImageError(DataError):
@@ -86,6 +86,18 @@ def open_images(path: str | Path) -> ImageSet:
         f"{path} is not an image set that oodles reads: a folder or .zip of images, an image ({', '.join(SUFFIXES)}), "
         "an SVHN .mat file, or a CIFAR batch (data_batch_1, ..., test_batch, train, test)"
     )
+
+
+def open_files(path: str | Path) -> ImageSet:
+    """All files below ``path``, or that file, to be read as bytes; class folders give labels as for images."""
+    path = Path(path)
+    if path.is_dir():
+        name = path.name or path.resolve().name
+        found = _names_below(path)
+        return _image_set(name, str(path), found, lambda inner: open_regular(path / inner), path.joinpath, ("",))
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    return ImageSet(path.name, [str(path)], lambda _: open_regular(path), file=lambda _: path)
 
 
 def path_exists(path: Path) -> bool:
@@ -256,11 +268,12 @@ def _image_set(
     name: str,
     place: str,
     found: Iterable[str],
-    opened: Callable[[str], AbstractContextManager[Image.Image]],
+    opened: Callable[[str], AbstractContextManager[Any]],
     file: Callable[[str], Path],
+    suffixes: tuple[str, ...] = SUFFIXES,
 ) -> ImageSet:
     """Return the images among the names ``found`` in a folder or archive, labelled by their folders."""
-    names, ignored, folders = split_names(found, SUFFIXES)
+    names, ignored, folders = split_names(found, suffixes)
     if not names:
         others = f"; found {count_by_suffix(ignored)}, which must be converted to one of these" if ignored else ""
         raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}){others}")

@@ -16,30 +16,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
+import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 from msgspec import Meta, Struct
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 
-from oodles.deploy.graph_check import check_graph
+from oodles.calibration import Threshold
 from oodles.errors import ArgumentError, FileError
+from oodles.network.graph_check import check_graph
 from oodles.records.fields import Finite, PreprocessingFields, ThresholdFields
 from oodles.records.files import (
     Digest,
     Fields,
     Record,
+    check_output,
     checked,
     checksum,
+    marked,
     open_regular,
     parse_record,
     record_bytes,
+    stamp_of,
     write_bytes,
+    writing,
 )
 from oodles.records.text import one_line, printable
 
-KIND, SCHEMA = "exported guard", 1
+KIND, SCHEMA, SAVED_KIND = "exported guard", 1, "guard"
 RECORD, GRAPH, TENSORS = "guard.json", "guard.onnx", "detector.safetensors"
 MEMBERS = (GRAPH, TENSORS)
+EXPORTED = marked("an exported guard", *(name.encode() for name in (RECORD, *MEMBERS)))
+ID_SCORES, TEST = "id_scores", "self_test."  # arrays of a guard that are not its detector's; the second is a beginning
+LOCK_SECONDS = 60  # that another process may take to save a threshold
 MAX_RECORD_BYTES = 1 << 24
 MAX_BYTES = 1 << 31  # of a member
 MAX_DIRECTORY_BYTES = 1 << 12  # of the list of members in a .zip
@@ -49,6 +59,22 @@ Arrays = dict[str, npt.NDArray[Any]]
 def rows_of(arrays: Arrays) -> int:
     """How many rows named arrays have, which all have the same number."""
     return len(next(iter(arrays.values())))
+
+
+def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the SHA-256 of what a detector has learned, from the arrays of a saved or exported guard."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        if name != ID_SCORES and not name.startswith(TEST):
+            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def identity_of(record: Record, learned: str, threshold: Threshold) -> str:
+    """Return the SHA-256 of what decides, which a saved guard and its export share: the detector and its threshold."""
+    decides = {"detector": record["detector"], "learned": learned, "id_scores": threshold.digest()}
+    return checksum({**decides, "threshold": threshold.as_record()})
 
 
 class _Member(Struct, forbid_unknown_fields=True):
@@ -95,6 +121,7 @@ class _Fields(Fields):
     spec: str
     detector: dict[str, Any]
     threshold: ThresholdFields
+    id_scores: Digest | None
     model: str
     agreement: _Agreement
     members: dict[Literal["guard.onnx", "detector.safetensors"], _Member]
@@ -103,13 +130,13 @@ class _Fields(Fields):
 
 @dataclass(frozen=True)
 class Artefact:
-    """The checked content of an exported guard; ``identity`` is the SHA-256 of its record, and so of everything."""
+    """The checked content of an exported guard; ``version`` is the SHA-256 of its record, and so of everything."""
 
     path: Path
     record: Record
     contents: Mapping[str, bytes]
     arrays: Arrays
-    identity: str
+    version: str
 
 
 def is_exported(path: Path) -> bool:
@@ -168,21 +195,30 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Raise unless an exported guard may be written to ``path``."""
     if path.suffix.lower() != ".zip":
         raise ArgumentError(f"{path} must end in .zip, since an exported guard is one file")
-    if not path.exists() and not path.is_symlink():
-        return
-    if not is_exported(path):
-        raise FileError(f"{path} exists and is not an exported guard; choose another place")
-    if not overwrite:
+    check_output(path, EXPORTED)
+    if is_exported(path) and not overwrite:
         raise FileError(
             f"{path} holds an exported guard; choose another place, or replace it (overwrite=True, --force)"
         )
 
 
-def replace_threshold(path: Path, threshold: Record) -> None:
-    """Give an exported guard another threshold, in one atomic step; only its record changes."""
-    artefact = read_artefact(path)
-    record = checked({**artefact.record, "threshold": threshold}, _Fields, path)
-    write_bytes(path, _zipped({**artefact.contents, RECORD: record_bytes(record, path)}))
+def replace_threshold(path: Path, threshold: Record, version: str | None = None) -> None:
+    """Give an exported guard another threshold, in one atomic step; only its record changes.
+
+    Raises if the file does not hold this version of the guard, or is replaced by somebody else meanwhile.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with writing(path), FileLock(lock, timeout=LOCK_SECONDS):
+        try:
+            stamp, artefact = stamp_of(path), read_artefact(path)
+            if version not in (None, artefact.version):
+                raise FileError(f"{path} holds a guard other than the one that was opened; open it again")
+            record = checked({**artefact.record, "threshold": threshold}, _Fields, path)
+            write_bytes(
+                path, _zipped({**artefact.contents, RECORD: record_bytes(record, path)}), EXPORTED, instead_of=stamp
+            )
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _zipped(parts: Mapping[str, bytes]) -> bytes:
@@ -249,12 +285,12 @@ def _record(path: Path, content: bytes) -> Record:
     except FileError as error:  # which may quote a name from the file
         raise FileError(printable(str(error))) from None
     names, about = [each["name"] for each in record["inputs"]], record["explanation"]
+    given = record["preprocessing"] or {}
     consistent = {
         "members": record["members"].keys() == {*MEMBERS},
         "explanation": (about["reduction"] is None) == (not about["members"])
         and len(about["limits"]) == len(about["members"]),
-        "preprocessing": record["preprocessing"] is None
-        or (names == ["pixels"] and record["preprocessing"]["size"] <= record["preprocessing"]["resize"]),
+        "preprocessing": "size" not in given or (names == ["pixels"] and given["size"] <= given["resize"]),
     }
     wrong = next((name for name, right in consistent.items() if not right), None)
     if wrong is not None:
@@ -274,9 +310,9 @@ def _checked(path: Path, name: str, archive: zipfile.ZipFile, entry: Record) -> 
 
 def _check_graph(path: Path, content: bytes) -> None:
     try:
-        check_graph(content)
+        check_graph(content, loops=True)
     except FileError as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}; export the guard again") from None
 
 
 def _arrays(path: Path, content: bytes) -> Arrays:

@@ -14,22 +14,29 @@ from torch import Tensor
 from oodles import __version__
 from oodles.calibration import Threshold
 from oodles.data.inputs import Inputs
-from oodles.data.loaders import normalise
-from oodles.data.transforms import Transform
-from oodles.deploy.artefact import GRAPH, TENSORS, Arrays, check_free, pack_artefact, parse_artefact
+from oodles.data.loaders import images_of, normalise
+from oodles.data.transforms import Transform, image_transform
+from oodles.deploy.artefact import (
+    EXPORTED,
+    GRAPH,
+    ID_SCORES,
+    TENSORS,
+    TEST,
+    Arrays,
+    check_free,
+    pack_artefact,
+    parse_artefact,
+)
 from oodles.deploy.explaining import CONTRIBUTIONS
 from oodles.deploy.exported import (
-    ID_SCORES,
     INPUT,
     OUTPUTS,
-    TEST,
     ExportedGuard,
     describe_inputs,
     relative_gap,
-    start_session,
 )
 from oodles.deploy.inputs import uncropped
-from oodles.deploy.saving import describe_detector
+from oodles.deploy.saving import describe_detector, learned_tensors
 from oodles.detectors import Detector
 from oodles.detectors.network_detector import steps_of
 from oodles.errors import ArgumentError, DataError
@@ -37,13 +44,15 @@ from oodles.explanation.findings import CHECK, Explanation
 from oodles.extras import needed_by
 from oodles.network.forward import ForwardPass
 from oodles.network.self_test import probe_like
+from oodles.network.sessions import start_session
 from oodles.records.files import Record, write_bytes
 from oodles.records.tensors import serialise
+from oodles.records.text import one_line
 
 ROWS = (1, 2, 7, 64)  # numbers of inputs for which the graph is compared with the guard
 TOLERANCE = 1e-4  # largest relative difference of logits and scores
 RANK_TOLERANCE = 0.01  # of scores that differ more, the largest difference of their ranks among calibration scores
-TEST_SHAPE = (2, 40, 56, 3)  # of the images that a guard is tried on when it is opened
+TEST_SHAPE = (2, 40, 56)  # of the images that a guard is tried on when it is opened
 
 
 class Exportable(NamedTuple):
@@ -70,7 +79,7 @@ def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, 
         from oodles.deploy import graph
 
     check_free(path, overwrite)
-    transform = None if guard.preprocessing is None else Transform.from_record(guard.preprocessing)
+    transform = image_transform(guard.preprocessing)
     rows = _Rows.of(inputs, transform)
     model = graph.build(
         guard.forward,
@@ -93,6 +102,7 @@ def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, 
         "spec": guard.detector.spec,
         "detector": describe_detector(guard.detector),
         "threshold": guard.threshold.as_record(),
+        "id_scores": guard.threshold.digest(),
         "model": guard.fingerprint,
         "agreement": {
             "rows": len(rows.network),
@@ -105,7 +115,7 @@ def export_guard(guard: Exportable, path: Path, inputs: Inputs, origin: str, *, 
     packed = pack_artefact(path, record, {GRAPH: content, TENSORS: tensors})
     exported = ExportedGuard(parse_artefact(path, BytesIO(packed)))  # tries it before it takes its place
     _compare_explanations(guard, rows, exported)
-    write_bytes(path, packed)
+    write_bytes(path, packed, EXPORTED)
     return exported
 
 
@@ -121,7 +131,7 @@ def refuse_steps(detector: Detector) -> None:
 
 def noise_images(transform: Transform, rows: int) -> Inputs:
     """Made-up images as the network takes them."""
-    pixels = torch.from_numpy(_noise((rows, 3, transform.size, transform.size)))
+    pixels = torch.from_numpy(_noise((rows, *transform.shape)))
     return Inputs((normalise(transform, pixels),))
 
 
@@ -136,19 +146,21 @@ class _Rows(NamedTuple):
 
     network: Inputs
     graph: Arrays
+    images: bool
 
     @classmethod
     def of(cls, inputs: Inputs, transform: Transform | None) -> "_Rows":
         network = inputs.map(lambda value: value.cpu())
         if transform is None:
-            return cls(network, _arrays(network))
+            return cls(network, _arrays(network), images=False)
         pixels = _pixels_of(network, transform)
-        return cls(Inputs((normalise(transform, pixels),)), {INPUT: uncropped(pixels.numpy(), transform)})
+        prepared = {INPUT: uncropped(pixels.numpy(), transform)}
+        return cls(Inputs((normalise(transform, pixels),)), prepared, images=True)
 
     def test_inputs(self) -> Arrays:
         """Two made-up inputs of the same kind: what a user's inputs contain is not kept."""
-        if INPUT in self.graph:
-            return {INPUT: _noise(TEST_SHAPE)}
+        if self.images:
+            return {INPUT: _noise((*TEST_SHAPE, self.graph[INPUT].shape[3]))}
         probe = probe_like(self.network)
         if probe is None:
             raise ArgumentError("the model's inputs are too large or too unusual for the test that an export keeps")
@@ -157,13 +169,9 @@ class _Rows(NamedTuple):
 
 def _pixels_of(inputs: Inputs, transform: Transform) -> Tensor:
     """The uint8 pixels that normalised images were made from."""
-    images = list(inputs.tensors().values())
-    size = transform.size
-    if len(images) != 1 or images[0].shape[1:] != (3, size, size):
-        shapes = [tuple(each.shape) for each in images]
-        raise DataError(f"a guard with preprocessing takes images (n, 3, {size}, {size}), got {shapes}")
-    mean, std = (torch.tensor(each, dtype=torch.float64).view(1, 3, 1, 1) for each in (transform.mean, transform.std))
-    values = (images[0].double() * std + mean) * 255
+    images = images_of(inputs, transform)
+    mean, std = (torch.tensor(each, dtype=torch.float64).view(1, -1, 1, 1) for each in (transform.mean, transform.std))
+    values = (images.double() * std + mean) * 255
     if float(values.min()) < -1 or float(values.max()) > 256:
         raise DataError(
             "the images do not have the guard's preprocessing: undoing it gives pixels from "
@@ -177,7 +185,10 @@ def _compare(guard: Exportable, rows: _Rows, session: Any) -> dict[str, float]:
     worst = {"logits": 0.0, "score": 0.0}
     for count in sorted({min(count, len(rows.network)) for count in ROWS}):
         ours = guard.answer(rows.network.take(range(count)))
-        answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
+        try:
+            answers = session.run(OUTPUTS, {name: part[:count] for name, part in rows.graph.items()})
+        except Exception as error:  # of onnxruntime, as for a graph that takes a single number of rows
+            raise ArgumentError(f"the graph cannot be run on {count} inputs ({one_line(error)})") from None
         theirs = dict(zip(OUTPUTS, answers, strict=True))
         score = _array(ours.score)
         same_ranks = _rank_gap(guard.threshold, score, theirs["score"]) <= RANK_TOLERANCE
@@ -253,9 +264,7 @@ def _tensors(guard: Exportable, tests: Arrays, session: Any) -> dict[str, Tensor
     answers = dict(zip(names, session.run(names, tests), strict=True))
     if not all(np.isfinite(answers[name]).all() for name in ("logits", "score")):
         raise ArgumentError(f"{guard.detector.spec} gives no finite score for noise, on which an export is tried")
-    # NumPy has no bfloat16
-    state = guard.detector.state_dict().items()
-    kept = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state}
+    kept = learned_tensors(guard.detector)
     if guard.threshold.id_scores is not None:
         kept[ID_SCORES] = torch.from_numpy(guard.threshold.id_scores)
     kept |= {TEST + name: torch.from_numpy(value) for name, value in tests.items()}

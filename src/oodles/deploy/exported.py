@@ -2,81 +2,78 @@
 
 import copy
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from oodles.calibration import Threshold, check_id_rate, restore_threshold
-from oodles.data.transforms import Transform
-from oodles.deploy.artefact import GRAPH, Arrays, Artefact, read_artefact, replace_threshold, rows_of
+from oodles.data.transforms import FileBytes, Preprocessing, Transform, file_bytes, image_transform
+from oodles.deploy.artefact import (
+    GRAPH,
+    ID_SCORES,
+    TEST,
+    Arrays,
+    Artefact,
+    digest_of,
+    identity_of,
+    read_artefact,
+    replace_threshold,
+    rows_of,
+)
 from oodles.deploy.explaining import findings_of, output_names, read_ranks
-from oodles.deploy.inputs import fitting, pixels_of, uncropped
+from oodles.deploy.inputs import bytes_of, fitting, pixels_of, uncropped
+from oodles.deploy.verdict import ArrayVerdict, Verdict
 from oodles.errors import ArgumentError, DataError, FileError
 from oodles.explanation.findings import Explanation, explanations_of
-from oodles.extras import needed_by
+from oodles.network.sessions import run_options, start_session
 from oodles.records.files import Record, checksum
 from oodles.records.text import one_line
 
 if TYPE_CHECKING:
     import onnxruntime
 
-OUTPUTS = ("logits", "label", "probability", "score", "p_value", "is_id")
-INPUT, THRESHOLD, ID_SCORES, TEST = "pixels", "threshold", "id_scores", "self_test."
+NETWORK, DECISION = ("logits", "label", "probability", "score"), ("p_value", "is_id")
+OUTPUTS = (*NETWORK, *DECISION)
+INPUT, THRESHOLD = "pixels", "threshold"
 BATCH = 64  # rows that the graph is given at a time
 BINS = 50  # of the histogram of the calibration scores
 SAME = 1e-3  # relative difference between machines in the answers to the test inputs
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # as onnxruntime calls them; others by their names
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 KINDS = {"label": ("tensor(int64)",), "is_id": ("tensor(bool)",)}  # of outputs; the others are floats
-DEVICES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Array = npt.NDArray[Any]
-
-
-class ArrayVerdict(NamedTuple):
-    """A guard's answer for a batch, as NumPy arrays with one entry per input.
-
-    ``logits`` are the model's own. ``probability`` is that of ``label`` by the model's softmax, or by its sigmoid if
-    an input may have several classes. ``p_value`` is the fraction of ID scores at most as large, NaN if the guard kept
-    none. A score that is NaN or infinite is never ID. ``explanations`` are there if they were asked for.
-    """
-
-    logits: Array
-    label: Array
-    probability: Array
-    score: Array
-    p_value: Array
-    is_id: Array
-    explanations: Sequence[Explanation] = ()
-
-    def part(self, start: int, stop: int) -> "ArrayVerdict":
-        """Return the verdict for some of the inputs."""
-        columns: Any = (each[start:stop] for each in self)
-        return ArrayVerdict(*columns)
 
 
 class ExportedGuard:
     """A guard that :meth:`oodles.Guard.export` wrote: network, detector and threshold in one ONNX graph.
 
     ``guard(image)`` takes what an image can be: a path, the bytes of a file, a Pillow image, a uint8 array
-    ``(height, width, 3)`` in RGB, a list of these, or a uint8 array ``(n, height, width, 3)``. Images of any size are
-    resized as they were for the training features. A guard of a model that takes no images is called with that
-    model's inputs as arrays, by position, by name or as one mapping. Several threads may call one guard.
+    ``(height, width, channels)``, a list of these, or a uint8 array ``(n, height, width, channels)``. Images of any
+    size are resized as they were for the training features. A guard of files takes paths and bytes too. A guard of a
+    model that takes no images is called with that model's inputs as arrays, by position, by name or as one mapping.
+    Several threads may call one guard.
     """
 
     def __init__(self, artefact: Artefact, *, device: str = "cpu", threads: int | None = None) -> None:
         self.path = artefact.path
-        self.identity = artefact.identity
+        self.version = artefact.version
         self.record: Record = artefact.record
         self.class_names: tuple[str, ...] = tuple(artefact.record["class_names"])
         self.detector: str = artefact.record["spec"]
         self.threshold = restore_threshold(artefact.record["threshold"], artefact.arrays.get(ID_SCORES), self.path)
+        if self.threshold.digest() != self.record["id_scores"]:
+            raise FileError(
+                f"{self.path} has other scores of its calibration set than it was exported with; export it again"
+            )
+        self._learned = digest_of(artefact.arrays)
+        self.identity = identity_of(self.record, self._learned, self.threshold)
         self.calibration = _summary(self.threshold.id_scores)
         known = artefact.record["preprocessing"]
-        self.transform: Transform | None = None if known is None else Transform.from_record(known)
+        self.transform: Transform | None = image_transform(known)
+        self.reads: Preprocessing | None = self.transform or file_bytes(known)
         self._session = start_session(self.path, artefact.contents[GRAPH], device, threads)
         self._run_options = run_options()
         self._inputs: dict[str, Record] = {each["name"]: each for each in artefact.record["inputs"]}
@@ -110,21 +107,28 @@ class ExportedGuard:
     def judge(self, batch: Arrays, *, explain: bool = False) -> ArrayVerdict:
         """Run the graph on what :meth:`arrays` or :meth:`batch` gives; with ``explain`` the verdict has explanations.
 
-        Both come from one run.
+        Both come from one run. P-values and decisions are computed here, from the scores: the graph's own are compared
+        with them when a guard is opened, but only for its test inputs.
         """
-        answers = self._answers(batch, self._every_output if explain else OUTPUTS)
+        others = [name for name in self._every_output if explain and name not in OUTPUTS]
+        answers = self._answers(batch, (*NETWORK, *others))
+        score = answers["score"]
+        answers["p_value"] = self.threshold.p_values(score).astype(np.float32)
+        answers["is_id"] = self.threshold.is_id(score)
         explanations = self._explanations(answers) if explain else ()
-        return ArrayVerdict._make([*(answers[name] for name in OUTPUTS), explanations])
+        return Verdict(**{name: answers[name] for name in OUTPUTS}, explanations=explanations)
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
-        """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
-        return {INPUT: uncropped(pixels, self.check_images())}
+    def batch(self, pixels: npt.NDArray[Any]) -> Any:
+        """Return images that ``transform`` has resized and cropped, uint8 ``(n, c, size, size)``, for :meth:`judge`."""
+        self.check_images()
+        return (
+            {next(iter(self._inputs)): pixels} if self.transform is None else {INPUT: uncropped(pixels, self.transform)}
+        )
 
-    def check_images(self) -> Transform:
-        """Raise if the model takes no images; returns how they are preprocessed."""
-        if self.transform is None:
+    def check_images(self) -> None:
+        """Raise if the model takes neither images nor the bytes of files."""
+        if self.reads is None:
             raise ArgumentError(f"{self.path} guards a model whose inputs are not images; call it from Python")
-        return self.transform
 
     def check_features(self, folder: Path) -> NoReturn:
         """Raise: an exported guard begins with the network, so it takes no features."""
@@ -135,8 +139,8 @@ class ExportedGuard:
     score_features = compare_with = check_features
 
     def save_threshold(self, threshold: Threshold) -> None:
-        """Give the files another threshold, in one atomic step; this object stays as it is."""
-        replace_threshold(self.path, threshold.as_record())
+        """Give the files another threshold, in one atomic step; raises if they hold another guard by now."""
+        replace_threshold(self.path, threshold.as_record(), self.version)
 
     def with_threshold(self, threshold: Threshold) -> "ExportedGuard":
         """The same guard with another threshold; the two share the graph, and neither changes the other.
@@ -151,7 +155,8 @@ class ExportedGuard:
         if not np.isfinite(other._limit[THRESHOLD]):
             raise ArgumentError(f"{threshold} cannot be the threshold of {self.path}, whose scores are float32")
         other.record = {**self.record, "threshold": threshold.as_record()}
-        other.identity = checksum(other.record)
+        other.version = checksum(other.record)
+        other.identity = identity_of(other.record, self._learned, other.threshold)
         return other
 
     @property
@@ -160,7 +165,7 @@ class ExportedGuard:
         return tuple(self.record["explanation"]["members"])
 
     def __repr__(self) -> str:
-        takes = "images" if self.transform is not None else ", ".join(self._inputs)
+        takes = "images" if self.transform else "files" if self.reads else ", ".join(self._inputs)
         return f"ExportedGuard({self.detector}, {takes}, score >= {self.threshold.value:.7g})"
 
     def _explanations(self, answers: Arrays) -> list[Explanation]:
@@ -209,6 +214,8 @@ class ExportedGuard:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             return self.arrays(**inputs[0], **named)
         if self.transform is None:
+            if isinstance(self.reads, FileBytes) and len(inputs) == 1 and not isinstance(inputs[0], np.ndarray):
+                return self._named([bytes_of(inputs[0], self.reads)], named)
             return self._named(inputs, named)
         if not inputs and named.keys() == {INPUT}:
             return {INPUT: pixels_of(named[INPUT], self.transform)}
@@ -285,41 +292,6 @@ class ExportedGuard:
                     f"{self.path} gives other answers than when it was exported (relative difference {gap:.2g} in "
                     f"its test inputs' {name}); export the guard again"
                 )
-
-
-def start_session(
-    path: Path, graph: bytes, device: str = "cpu", threads: int | None = None
-) -> "onnxruntime.InferenceSession":
-    """The checked graph of the guard in ``path`` in onnxruntime."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would send reports of its use, from its import on
-    with needed_by("an exported guard"):
-        import onnxruntime
-    onnxruntime.disable_telemetry_events()  # if somebody has imported it before
-    if device not in DEVICES:
-        raise ArgumentError(f"device={device!r} must be one of {', '.join(DEVICES)}")
-    if DEVICES[device] not in onnxruntime.get_available_providers():
-        raise ArgumentError(f"device={device!r} cannot be used here: onnxruntime has no {DEVICES[device]}")
-    if threads is not None and threads < 1:
-        raise ArgumentError(f"threads={threads} must be at least 1")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # and not onnxruntime's own
-    options.intra_op_num_threads = threads or 0
-    providers = list(dict.fromkeys((DEVICES[device], DEVICES["cpu"])))
-    try:
-        # without a fallback, which is announced on standard output
-        return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
-    except Exception as error:  # its errors have no common class
-        raise FileError(f"{path}: onnxruntime refuses the graph: {one_line(error)}") from None
-
-
-def run_options() -> "onnxruntime.RunOptions":
-    """With these a graph computes the outputs that are asked for, and nothing else."""
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.only_execute_path_to_fetches = True
-    return options
 
 
 def describe_inputs(session: "onnxruntime.InferenceSession") -> list[Record]:

@@ -20,6 +20,7 @@ from oodles.data.transforms import Transform
 from oodles.deploy.explaining import output_names
 from oodles.deploy.exported import OUTPUTS, THRESHOLD
 from oodles.deploy.preprocessing import IMAGES, preprocessing_graph
+from oodles.deploy.user_graph import UserGraph
 from oodles.detectors import Detector
 from oodles.detectors.base import INPUTS, extra_columns
 from oodles.detectors.ensemble import RankEnsemble
@@ -27,6 +28,7 @@ from oodles.errors import ArgumentError
 from oodles.explanation.explaining import explained_parts, is_sparsified, shaped_rows, split
 from oodles.functional import label_probability
 from oodles.network.forward import ForwardPass
+from oodles.network.onnx_model import OnnxModel
 from oodles.records.files import Record
 from oodles.records.text import one_line
 
@@ -58,7 +60,9 @@ class GuardGraph(nn.Module):
         self, forward: ForwardPass, detector: Detector, threshold: Threshold, names: Sequence[str], multilabel: bool
     ) -> None:
         super().__init__()
-        self.network = forward.network
+        # of an ONNX file only what comes after it is converted, from its output and the inputs of its head
+        self._onnx = isinstance(forward.network, OnnxModel)
+        self.network = None if self._onnx else forward.network
         self.detector = detector
         self._forward = forward
         self._names = tuple(names)
@@ -79,7 +83,9 @@ class GuardGraph(nn.Module):
         *given, threshold = values
         by_position = len(given) - len(self._names)
         named = dict(zip(self._names, given[by_position:], strict=True))
-        output, columns = self._forward.trace(lambda network: network(*given[:by_position], **named))
+        output, columns = self._forward.trace(
+            lambda network: given if self._onnx else network(*given[:by_position], **named)
+        )
         like = self.like.to(torch.float64 if self.like.dtype == torch.float64 else torch.float32)
         used = [
             columns[name].to(like) if name in columns else output.new_empty(output.shape[0], 0).to(like)
@@ -128,19 +134,30 @@ def build(
 ) -> onnx.ModelProto:
     """The guard as an ONNX model; ``inputs`` are two rows that the network takes.
 
-    With ``transform`` its input is ``pixels``, uint8 ``(n, height, width, 3)``; otherwise the network's own inputs.
+    With ``transform`` its input is ``pixels``, uint8 ``(n, height, width, c)``; otherwise the network's own inputs.
     ``threshold`` is an input with a default.
     """
     names, values = tensor_inputs(inputs)
-    module = GuardGraph(forward, copy.deepcopy(detector), threshold, tuple(inputs.kwargs), multilabel).eval()
+    source = None
+    if isinstance(forward.network, OnnxModel):
+        source = UserGraph(forward.network, forward, images=transform is not None)
+    named = tuple(inputs.kwargs)
+    if source is not None:
+        names, values, named = source.taps(inputs)
+    module = GuardGraph(forward, copy.deepcopy(detector), threshold, named, multilabel).eval()
     limit = torch.tensor(threshold.value, dtype=torch.float64 if module.like.dtype == torch.float64 else torch.float32)
-    model = _convert(module, (*values, limit), [*names, THRESHOLD])
+    opset = OPSET if source is None else source.opset
+    model = _convert(module, (*values, limit), [*names, THRESHOLD], opset)
+    if source is not None:
+        model = source.joined(model, IR_VERSION)
+        names = [*source.inputs]
     if transform is not None:
-        before = preprocessing_graph(transform, OPSET, IR_VERSION)
+        before = preprocessing_graph(transform, opset, IR_VERSION)
+        before.ir_version = model.ir_version
         before = compose.add_prefix(before, PREFIX, rename_inputs=False)
         model = compose.merge_models(before, model, io_map=[(PREFIX + IMAGES, names[0])])
     _name_rows(model)
-    model.ir_version = IR_VERSION
+    model.ir_version = max(IR_VERSION, model.ir_version)
     model.producer_name, model.producer_version = "oodles", ""
     # an input with an initialiser of the same name has a default
     model.graph.initializer.append(numpy_helper.from_array(limit.numpy(), THRESHOLD))
@@ -167,15 +184,16 @@ def tensor_inputs(inputs: Inputs) -> tuple[list[str], list[Tensor]]:
         raise ArgumentError(
             f"the model's {odd} is a {type(given[odd]).__name__}; only tensors with rows can be exported"
         )
-    return [name.replace(" ", "_") for name in given], list(given.values())
+    positional = {*given} - {*inputs.kwargs}
+    return [name.replace(" ", "_") if name in positional else name for name in given], list(given.values())
 
 
-def _convert(module: GuardGraph, values: tuple[Tensor, ...], names: list[str]) -> onnx.ModelProto:
+def _convert(module: GuardGraph, values: tuple[Tensor, ...], names: list[str], opset: int) -> onnx.ModelProto:
     """torch's own conversion, with a number of rows that is left open, and of tokens too if there are any."""
     rows = torch.export.Dim.DYNAMIC
     shapes: list[Any] = [
         {0: rows}
-        if value.is_floating_point()
+        if value.is_floating_point() and value.ndim != 3
         else {axis: rows if axis == 0 else torch.export.Dim.AUTO for axis in range(value.ndim)}
         for value in values[:-1]
     ]
@@ -188,7 +206,7 @@ def _convert(module: GuardGraph, values: tuple[Tensor, ...], names: list[str]) -
                 input_names=names,
                 output_names=list(module.outputs),
                 dynamic_shapes=((*shapes, None),),
-                opset_version=OPSET,
+                opset_version=opset,
                 external_data=False,
                 verbose=False,
             )

@@ -21,7 +21,7 @@ OpenGuard: TypeAlias = "SavedGuard | ExportedGuard"
 
 def open_guard(
     path: str | Path,
-    model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    model: "nn.Module | str | Path | Callable[[], nn.Module] | None" = None,
     *,
     preprocessing: Mapping[str, Any] | None = None,
     key: Key | None = None,

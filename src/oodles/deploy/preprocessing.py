@@ -1,9 +1,11 @@
 """Preprocessing as an ONNX graph: from uint8 pixels of any size to what the network takes.
 
-It computes what Pillow's bilinear ``resize`` computes, bit for bit: the same windows and weights in float64, weights
+It computes what Pillow's ``resize`` computes, bit for bit: the same windows and weights in float64, weights
 rounded to 22 binary places, columns before rows, and 8 bits between the two. The operator ``Resize`` of ONNX comes
 close, but its weights are computed in float32.
 """
+
+from collections.abc import Iterator, Sequence
 
 import onnx
 from onnx import inliner, parser
@@ -14,10 +16,10 @@ IMAGES = "images"  # the output of the graph
 
 GRAPH = """
 <ir_version: {ir_version}, opset_import: ["": {opset}, "oodles": 1]>
-preprocessing (uint8[n, height, width, 3] pixels) => (float[n, 3, {size}, {size}] images)
+preprocessing (uint8[n, height, width, {channels}] pixels) => (float[n, {channels}, {size}, {size}] images)
 {{
     shape = Shape <start = 1, end = 3> (pixels)
-    shorter = ReduceMin <keepdims = 1> (shape)
+    shorter = {divisor} (shape)
     wanted = Constant <value_ints = [{resize}]> ()
     times = Mul (shape, wanted)
     resized = Div (times, shorter)
@@ -42,7 +44,7 @@ preprocessing (uint8[n, height, width, 3] pixels) => (float[n, 3, {size}, {size}
     spare_float = Cast <to = 11> (spare)
     two = Constant <value = double {{2.0}}> ()
     half = Div (spare_float, two)
-    whole = Round (half)
+    whole = {rounding} (half)
     start = Cast <to = 7> (whole)
     end = Add (start, size)
     axes = Constant <value_ints = [1, 2]> ()
@@ -51,8 +53,8 @@ preprocessing (uint8[n, height, width, 3] pixels) => (float[n, 3, {size}, {size}
     channels_first = Transpose <perm = [0, 3, 1, 2]> (cropped)
     numbers = Cast <to = 1> (channels_first)
     brightest = Constant <value = float {{255.0}}> ()
-    mean = Constant <value = float[1, 3, 1, 1] {{{mean}}}> ()
-    std = Constant <value = float[1, 3, 1, 1] {{{std}}}> ()
+    mean = Constant <value = float[1, {channels}, 1, 1] {{{mean}}}> ()
+    std = Constant <value = float[1, {channels}, 1, 1] {{{std}}}> ()
     scaled = Div (numbers, brightest)
     centred = Sub (scaled, mean)
     images = Div (centred, std)
@@ -72,7 +74,9 @@ resize_rows (input, wanted) => (output)
     given_float = Cast <to = 11> (given)
     wanted_float = Cast <to = 11> (wanted)
     scale = Div (given_float, wanted_float)
-    support = Max (scale, unit)
+    stretch = Max (scale, unit)
+    furthest = Constant <value = double {{{furthest}}}> ()
+    support = Mul (stretch, furthest)
 
     count = Squeeze (wanted)
     places = Range (zero, count, one)
@@ -100,20 +104,22 @@ resize_rows (input, wanted) => (output)
     window_float = Cast <to = 11> (window)
     offset = Sub (window_float, centres)
     distance = Add (offset, half)
-    shrink = Div (unit, support)
+    shrink = Div (unit, stretch)
     relative = Mul (distance, shrink)
     magnitude = Abs (relative)
-    triangle = Sub (unit, magnitude)
-    positive = Max (triangle, none)
+    {weights}
     inside = Less (window, stop)
-    weights = Where (inside, positive, none)
+    weights = Where (inside, weight, none)
     total = ReduceSum <keepdims = 1> (weights, last_axis)
     share = Div (weights, total)
     precision = Constant <value = double {{4194304.0}}> ()
     precise = Mul (share, precision)
-    nearest = Add (precise, half)
+    size = Abs (precise)
+    nearest = Add (size, half)
     rounded = Floor (nearest)
-    coefficients = Cast <to = 6> (rounded)
+    sign = Sign (precise)
+    signed = Mul (rounded, sign)
+    coefficients = Cast <to = 6> (signed)
     largest = Sub (given, one)
     rows_of_taps = Min (window, largest)
 
@@ -124,8 +130,8 @@ resize_rows (input, wanted) => (output)
     begin = Expand (half_step, sum_shape)
     go = Constant <value = bool {{1}}> ()
     sums = Loop (taps, go, begin) <
-        body = add_tap (int64 tap, bool going, int32[n, rows, columns, 3] sum)
-            => (bool still_going, int32[n, rows, columns, 3] next_sum) {{
+        body = add_tap (int64 tap, bool going, int32[n, rows, columns, {channels}] sum)
+            => (bool still_going, int32[n, rows, columns, {channels}] next_sum) {{
             still_going = Identity (going)
             tap_rows = Gather <axis = 1> (rows_of_taps, tap)
             tap_weights = Gather <axis = 1> (coefficients, tap)
@@ -147,19 +153,49 @@ resize_rows (input, wanted) => (output)
 """
 
 
+# weights by distance: polynomials, highest power first, each up to a distance; the furthest comes first
+WEIGHTS: dict[str, Sequence[tuple[float, Sequence[float]]]] = {
+    "bilinear": [(1.0, (-1.0, 1.0))],
+    "bicubic": [(2.0, (-0.5, 2.5, -4.0, 2.0)), (1.0, (1.5, -2.5, 0.0, 1.0))],
+}
+
+
 def preprocessing_graph(transform: Transform, opset: int, ir_version: int) -> onnx.ModelProto:
-    """A model from ``pixels``, uint8 ``(n, height, width, 3)``, to ``images``, float ``(n, 3, size, size)``."""
+    """A model from ``pixels``, uint8 ``(n, height, width, c)``, to ``images``, float ``(n, c, size, size)``."""
     text = GRAPH.format(
         ir_version=ir_version,
         opset=opset,
         size=transform.size,
         resize=transform.resize,
+        channels=transform.channels,
+        divisor="Identity" if transform.squash else "ReduceMin <keepdims = 1>",
+        rounding="Floor" if transform.floor else "Round",
+        furthest=WEIGHTS[transform.interpolation][0][0],
+        weights="\n    ".join(_weight_lines(transform.interpolation)),
         mean=_numbers(transform.mean),
         std=_numbers(transform.std),
     )
     model: onnx.ModelProto = inliner.inline_local_functions(parser.parse_model(text))
     onnx.checker.check_model(model)
     return model
+
+
+def _weight_lines(interpolation: str) -> Iterator[str]:
+    """Yield the lines of the graph that compute ``weight`` from ``magnitude``, the distance."""
+    weight = "none"
+    for piece, (limit, coefficients) in enumerate(WEIGHTS[interpolation]):
+        yield f"limit{piece} = Constant <value = double {{{limit}}}> ()"
+        yield f"near{piece} = Less (magnitude, limit{piece})"
+        value = "none"
+        for power, coefficient in enumerate(coefficients):
+            name = f"{piece}_{power}"
+            yield f"number{name} = Constant <value = double {{{coefficient}}}> ()"
+            yield f"times{name} = Mul ({value}, magnitude)"
+            yield f"sum{name} = Add (times{name}, number{name})"
+            value = f"sum{name}"
+        yield f"weight{piece} = Where (near{piece}, {value}, {weight})"
+        weight = f"weight{piece}"
+    yield f"weight = Identity ({weight})"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from oodles.calibration import Threshold
 from oodles.data.loaders import normalise
-from oodles.data.transforms import Transform
-from oodles.deploy.exported import ArrayVerdict
-from oodles.deploy.saving import load_guard, save_threshold
+from oodles.data.transforms import Preprocessing, Transform, file_bytes, image_transform
+from oodles.deploy.artefact import digest_of, identity_of
+from oodles.deploy.saving import learned_tensors, load_guard, save_threshold
+from oodles.deploy.verdict import ArrayVerdict, Verdict
 from oodles.errors import ArgumentError, DataError
 from oodles.explanation.findings import Explanation
 from oodles.features import Features
 from oodles.functional import label_probability
-from oodles.guard import Guard, Verdict
+from oodles.guard import Guard
+from oodles.network.onnx_model import as_model
 from oodles.network.taps import usable_device
 from oodles.records.files import Key, Record, checksum
 from oodles.store import read_manifest
@@ -34,7 +36,7 @@ class SavedGuard:
     def __init__(
         self,
         path: Path,
-        model: nn.Module | Callable[[], nn.Module] | None = None,
+        model: nn.Module | str | Path | Callable[[], nn.Module] | None = None,
         *,
         preprocessing: Mapping[str, Any] | None = None,
         key: Key | None = None,
@@ -43,50 +45,54 @@ class SavedGuard:
         self.fitted, self.threshold, self.record = load_guard(path, key)
         self.path = path
         self.detector: str = self.fitted.spec
-        self.identity = checksum(self.record)
+        self.version = checksum(self.record)
+        learned = {name: tensor.numpy() for name, tensor in learned_tensors(self.fitted).items()}
+        self.identity = identity_of(self.record, digest_of(learned), self.threshold)
         self.class_names: tuple[str, ...] = tuple(self.record["class_names"])
         self.transform = known_transform(path, self.record["preprocessing"], preprocessing or {})
+        self.reads: Preprocessing | None = self.transform or file_bytes(self.record["preprocessing"])
         self._key, self._device = key, torch.device("cpu")
         self._guard: Guard | None = None
         self._train: Features | None = None
         if model is None:
             return
-        network = model if isinstance(model, nn.Module) else model()
+        network = as_model(model) if isinstance(model, nn.Module | str | Path) else model()
         if device is not None:
             network.to(usable_device(device))
         self._device = next(network.parameters(), torch.empty(0)).device
         self._guard = Guard.restore(path, network, self.fitted, self.threshold, self.record)
         self.class_names = self._guard.class_names
 
-    def check_images(self) -> tuple[Guard, Transform]:
+    def check_images(self) -> tuple[Guard, Preprocessing]:
         """Raise unless images can be judged; returns the guard with its model, and the preprocessing."""
         if self._guard is None:
             raise ArgumentError(f"{self.path} guards your own model, so images need --model and --checkpoint")
-        if self.transform is None:
+        if self.reads is None:
             raise ArgumentError(
                 f"{self.path} does not record how images were preprocessed; give --size, --mean and --std as used for "
                 "the model, e.g. --size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"
             )
-        return self._guard, self.transform
+        return self._guard, self.reads
 
-    def batch(self, pixels: npt.NDArray[np.uint8]) -> Any:
-        """Return images that ``transform`` has resized and cropped, uint8 ``(n, 3, size, size)``, for :meth:`judge`."""
+    def batch(self, pixels: npt.NDArray[Any]) -> Any:
+        """Return images that ``transform`` has resized and cropped, uint8 ``(n, c, size, size)``, for :meth:`judge`."""
         images = normalise(self.check_images()[1], torch.from_numpy(pixels).to(self._device))
         # the layout that convolutions on a CPU are fastest in
-        return images.contiguous(memory_format=torch.channels_last)
+        return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
     def judge(self, batch: Tensor | Features) -> ArrayVerdict:
         """Return the verdict for images as :meth:`batch` gives them, or for features, which need no model."""
         if isinstance(batch, Features):
             self.class_names = self.class_names or batch.class_names
-            scores = self.fitted.score(batch)
-            verdict = Verdict(batch.logits, batch.logits.argmax(dim=1), scores, self.threshold.is_id(scores))
-            probability = label_probability(batch.logits, multilabel=batch.multilabel)
+            logits, scores = batch.logits, self.fitted.score(batch)
+            probability = label_probability(logits, multilabel=batch.multilabel)
+            decision = self.threshold.p_values(scores), self.threshold.is_id(scores)
+            verdict = Verdict(logits, logits.argmax(dim=1), probability, scores, *decision)
         else:
-            verdict, probability = self.check_images()[0].with_probability(batch)
-        logits, label, score, is_id = (each.detach().cpu().numpy() for each in verdict)
-        likely = probability.float().cpu().numpy()
-        return ArrayVerdict(logits, label, likely, score, self.threshold.p_values(score), is_id)
+            verdict = self.check_images()[0](batch)
+        columns = {name: column.detach().cpu() for name, column in verdict._asdict().items() if name != "explanations"}
+        columns["probability"] = columns["probability"].float()
+        return Verdict(**{name: column.numpy() for name, column in columns.items()})
 
     def explain(self, batch: Tensor) -> list[Explanation]:
         """Say why images are accepted or rejected, see :meth:`oodles.Guard.explain`."""
@@ -123,7 +129,7 @@ def known_transform(path: Path, recorded: Record | None, given: Mapping[str, Any
     if recorded is None:
         complete = given.keys() >= {"size", "mean", "std"}
         return Transform(**{"resize": given["size"], **given}) if complete else None
-    known = Transform.from_record(recorded)
-    if any(getattr(known, name) != value for name, value in given.items()):
+    known = image_transform(recorded)
+    if any(getattr(known, name, None) != value for name, value in given.items()):
         raise ArgumentError(f"{path} was fitted with other preprocessing ({known}); leave out --size, --mean, --std")
     return known

@@ -6,6 +6,8 @@ is imported because a file says so.
 """
 
 import copy
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,9 @@ from torch import Tensor
 from oodles import __version__
 from oodles.calibration import Threshold, restore_threshold
 from oodles.columns import PRECISIONS, is_finite
+from oodles.deploy.artefact import ID_SCORES, TEST
 from oodles.deploy.artefact import RECORD as GUARD_RECORD
+from oodles.deploy.artefact import SAVED_KIND as GUARD_KIND
 from oodles.detectors import Detector
 from oodles.detectors.arguments import Described, class_key
 from oodles.detectors.base import INPUTS, check_fitted, extra_columns
@@ -26,35 +30,40 @@ from oodles.detectors.logit import SCORES, Score
 from oodles.detectors.network_detector import NetworkDetector, is_tuned, steps_of
 from oodles.detectors.registry import find_class
 from oodles.errors import ArgumentError, FileError
-from oodles.network.self_test import SelfTest
-from oodles.records.fields import PreprocessingFields, ThresholdFields
+from oodles.network.self_test import SAME, SelfTest
+from oodles.records.fields import Finite, PreprocessingFields, ThresholdFields
 from oodles.records.files import (
+    Digest,
     Fields,
     Key,
     Record,
     TensorFile,
+    check_output,
     checked,
     locked,
     read_key,
     read_record,
+    record_kind,
     remove_others,
     write_record,
 )
 from oodles.records.tensors import read_saved, read_tensors, write_tensors
 
 KIND, SCHEMA, RECORD = "detector", 1, "detector.json"
-GUARD_KIND, GUARD_SCHEMA = "guard", 1
-ID_SCORES = "id_scores"  # the one tensor of a guard that is not its detector's
+GUARD_SCHEMA = 1
 PATIENCE = 60.0  # seconds that a writer waits for another one
 INTEGERS = ("shape_", "choice_")  # the learned tensors of our own detectors that are not floating-point
 MAX_COLUMNS = 1 << 24  # of an embedding or of logits
+MIN_PROBES, FAR = 12, 5.0  # rows whose scores are kept, and by how much some of them are multiplied
 
 
 class _DetectorFields(Fields):
+    """``probe_scores`` are those of :func:`_probe_scores`, which loading repeats."""
+
     oodles: str
-    spec: str
     detector: dict[str, Any]
     tensors: TensorFile
+    probe_scores: list[Finite | None]
 
 
 class _GuardFields(_DetectorFields):
@@ -64,6 +73,7 @@ class _GuardFields(_DetectorFields):
     class_names: list[str]
     multilabel: bool | None
     threshold: ThresholdFields
+    id_scores: Digest | None
     self_test: SelfTest | None = None
     signature: str | None = None
 
@@ -121,6 +131,7 @@ def save_guard(
         "class_names": list(class_names),
         "multilabel": multilabel,
         "threshold": threshold.as_record(),
+        "id_scores": threshold.digest(),
         "self_test": self_test,
     }
     _save(Path(folder) / GUARD_RECORD, detector, about, _GuardFields, read_key(key), threshold)
@@ -130,10 +141,12 @@ def load_guard(folder: Path, key: Key | None = None) -> tuple[Detector, Threshol
     """The detector, the threshold and the rest of what :func:`save_guard` wrote; with a key only if signed with it."""
     path = Path(folder) / GUARD_RECORD
     detector, record, scores = _load(path, read_key(key))
-    if scores is not None and scores.dtype == torch.bfloat16:  # which NumPy does not have
-        scores = scores.half()
-    kept = None if scores is None else scores.numpy()
-    return detector, restore_threshold(record["threshold"], kept, path), record
+    if scores is not None and scores.dtype not in (torch.float32, torch.float64):  # NumPy does not have all others
+        scores = torch.empty(0)  # which is refused
+    threshold = restore_threshold(record["threshold"], None if scores is None else scores.numpy(), path)
+    if threshold.digest() != record["id_scores"]:
+        raise FileError(f"{path} has other scores of its calibration set than it was saved with; save the guard again")
+    return detector, threshold, record
 
 
 def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -> None:
@@ -147,7 +160,8 @@ def save_threshold(folder: Path, threshold: Threshold, key: Key | None = None) -
         tensors = read_tensors(folder, record["tensors"])
         tensors.pop(ID_SCORES, None)
         entry = write_tensors(folder, path.stem, tensors | _score_tensors(threshold))
-        write_record(path, {**record, "threshold": threshold.as_record(), "tensors": entry}, secret)
+        changes = {"threshold": threshold.as_record(), "id_scores": threshold.digest(), "tensors": entry}
+        write_record(path, {**record, **changes}, secret)
         remove_others(folder, path.stem, entry["file"])
 
 
@@ -167,16 +181,18 @@ def _save(
 ) -> None:
     """Write the tensors, then the record that names them, then remove the tensors of earlier saves."""
     check_fitted(detector)
-    arguments = describe_detector(detector)  # before the text, which cannot be made of arguments that are refused here
-    described = {"oodles": __version__, "spec": detector.spec, "detector": arguments}
+    described = {"oodles": __version__, "detector": describe_detector(detector)}
     blank = {"file": "", "sha256": "0" * 64}
     try:  # what could not be read again is not written
-        checked({**about, **described, "tensors": blank}, fields, path)
         _check_tensors(detector)
-    except (FileError, ValueError) as error:
-        raise ArgumentError(f"{detector} cannot be saved: {error}") from None
+        described["probe_scores"] = _probe_scores(detector)
+        checked({**about, **described, "tensors": blank}, fields, path)
+    except Exception as error:  # the class may be a user's
+        raise ArgumentError(f"{detector} cannot be saved: {_line(error)}") from None
+    check_output(path, record_kind(about["kind"]))
     with locked(path.parent, PATIENCE):
-        entry = write_tensors(path.parent, path.stem, detector.state_dict() | _score_tensors(threshold))
+        rows = {TEST + name: column for name, column in detector._examples.items()}
+        entry = write_tensors(path.parent, path.stem, detector.state_dict() | rows | _score_tensors(threshold))
         write_record(path, {**about, **described, "tensors": entry}, key)
         remove_others(path.parent, path.stem, entry["file"])
 
@@ -191,6 +207,7 @@ def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, Tensor | Non
     """The detector that a record describes, with the tensors it names, the record, and a guard's ID scores."""
     record, state = read_saved(path.parent, lambda: _read(path, key))
     scores = state.pop(ID_SCORES, None) if path.name == GUARD_RECORD else None
+    examples = {name.removeprefix(TEST): state.pop(name) for name in list(state) if name.startswith(TEST)}
     try:
         detector = _decode(record["detector"])
     except FileError:
@@ -203,7 +220,8 @@ def _load(path: Path, key: bytes | None) -> tuple[Detector, Record, Tensor | Non
     try:
         detector.load_state_dict(state)
         _check_tensors(detector)
-        _try(detector)
+        detector._examples = examples
+        _compare(_probe_scores(detector), record["probe_scores"])
     except Exception as error:  # any tensor may be of any shape, and the class may be a user's
         described = " ".join(str(detector).split())  # an argument may be text of several lines
         raise FileError(f"{tensors} does not hold a fitted {described}: {_line(error)}") from None
@@ -242,29 +260,61 @@ def _check_tensors(detector: Detector) -> None:
 
 
 @torch.no_grad()
-def _try(detector: Detector) -> None:
-    """Raise unless the detector can score some made-up rows, so that tensors of wrong shapes are found now."""
+def _probe_scores(detector: Detector) -> list[float | None]:
+    """Return the scores of the training rows that the detector keeps, or of noise; None where one is not finite.
+
+    They are the same on every machine up to rounding, so other scores mean other tensors or arguments. The list is
+    empty if only the network knows how wide an inner layer is.
+    """
     check_fitted(detector)
-    steps = {step.column: step.keep for step in steps_of([detector])}
-    state = detector.state_dict()
-    if not state:
-        return  # nothing that could be of a wrong shape
+    state, known = detector.state_dict(), detector._examples
     width, classes = (16, 16) if detector.shape_ is None else detector.shape_.tolist()
     widths = {"embedding": width, "logits": classes}
     for part in detector.modules():
         widths |= part.layer_widths() if isinstance(part, NetworkDetector) else {}
+    steps = {step.column: step.keep for step in steps_of([detector])}
     names = [steps.get(name, name) for name in (*INPUTS, *extra_columns(detector))]
-    if not widths.keys() >= {*names}:
-        return  # how wide an inner layer is, is known to the network alone
-    precision = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
-    if precision in (torch.float16, torch.bfloat16):  # in which a CPU cannot compute everything
-        detector, precision = copy.deepcopy(detector).float(), torch.float32
+    if not {*widths, *known} >= {*names}:
+        return []
+    if detector.shape_ is not None and any(known[name].shape[1] != widths[name] for name in INPUTS if name in known):
+        raise ValueError("its test rows are not as wide as what it was fitted on")
+    like = next((tensor for tensor in state.values() if tensor.is_floating_point()), torch.empty(0))
+    if like.dtype in (torch.float16, torch.bfloat16):  # in which a CPU cannot compute everything
+        detector, like = copy.deepcopy(detector).float(), like.float()
     sizes = {size for tensor in state.values() for size in tensor.shape}
-    rows = next(count for count in range(2, len(sizes) + 3) if count not in sizes)  # no tensor fits by accident
-    generator = torch.Generator().manual_seed(0)
-    scores = detector(*(torch.rand(rows, widths[name], generator=generator, dtype=precision) for name in names))
+    rows = next(count for count in range(MIN_PROBES, len(sizes) + MIN_PROBES + 1) if count not in sizes)
+    generator = torch.Generator().manual_seed(0)  # and no tensor fits that number of rows by accident
+
+    def column(name: str) -> Tensor:
+        if name in known:
+            far = torch.where(torch.arange(rows) % 3 == 2, FAR, 1)[:, None]  # where only a check counts
+            return (known[name][torch.arange(rows) % len(known[name])] * far).to(like)
+        return torch.rand(rows, widths[name], generator=generator).to(like)
+
+    scores = detector(*map(column, names))
     if scores.shape != (rows,) or not scores.is_floating_point():
         raise ValueError(f"the scores of {rows} rows are {scores.dtype} of shape {tuple(scores.shape)}")
+    return [score if math.isfinite(score) else None for score in scores.double().tolist()]
+
+
+def _compare(found: Sequence[float | None], known: Sequence[float | None]) -> None:
+    """Raise unless scores are those that were saved, up to rounding: relative to each, or to the usual one if larger.
+
+    Scores of one detector may be as different as 1 and 1e9, so the largest says nothing of the others.
+    """
+    usual = statistics.median_low([abs(score) for score in known if score is not None] or [0.0])
+    same = len(found) == len(known) and all(
+        (now is None) == (then is None) and abs((now or 0.0) - (then or 0.0)) <= SAME * max(abs(then or 0.0), usual)
+        for now, then in zip(found, known, strict=True)
+    )
+    if not same:
+        raise ValueError("the scores for its test rows differ from those it was saved with; save it again")
+
+
+def learned_tensors(detector: Detector) -> dict[str, Tensor]:
+    """Return the tensors of a detector in types that NumPy has."""
+    state: dict[str, Tensor] = detector.state_dict()
+    return {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state.items()}
 
 
 def describe_detector(value: Any) -> Any:

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles.data.decoding import WORKERS, Prepared, prefetch, prepare
-from oodles.data.transforms import Transform
-from oodles.deploy.exported import ArrayVerdict
+from oodles.data.transforms import FileBytes, Preprocessing
 from oodles.deploy.opening import OpenGuard
 from oodles.deploy.results.rows import Row
 from oodles.deploy.results.writing import Job, check_results, open_results
 from oodles.deploy.sources import Batch, FeatureBatch, InputSequence
+from oodles.deploy.verdict import ArrayVerdict
 from oodles.errors import DataError
 from oodles.explanation.findings import Explanation
 
@@ -76,11 +76,13 @@ def score_files(
     those that the file had already.
     """
     path, counts = Path(out), Counts()
-    check_results(path, resume=resume, force=overwrite)
-    batches = _batches(guard, inputs, batch_size)
-    recorded = None if guard.transform is None else guard.transform.as_record()
+    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
+    check_results(path, resume=resume, force=overwrite, inputs=sequence.image_names)
+    batches = _batches(guard, sequence, batch_size)
+    recorded = None if guard.reads is None else guard.reads.as_record()
     threshold = guard.threshold
-    job = Job(guard.detector, threshold.value, threshold.id_rate, guard.identity, recorded, batch_size)
+    identity = guard.version, guard.identity
+    job = Job(guard.detector, threshold.value, threshold.id_rate, *identity, recorded, batch_size)
     with open_results(path, job, resume=resume, force=overwrite) as results:
         left = results.remaining(batches, partial(_count, counts, progress))
         for rows in _counted(score_batches(guard, left, workers), counts, progress):
@@ -105,7 +107,7 @@ def explain_inputs(
     guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence
 ) -> Iterator[list[tuple[str, Explanation | str]]]:
     """Yield, batch by batch, the name of each image and its explanation, or why it cannot be read."""
-    for batch, images in decode_ahead(_batches(guard, inputs, BATCH_SIZE), guard.transform):
+    for batch, images in decode_ahead(_batches(guard, inputs, BATCH_SIZE), guard.reads):
         found = _of_images(images, lambda pixels: guard.explain(guard.batch(pixels)))
         yield [*zip(batch.names, found, strict=True)]
 
@@ -125,7 +127,9 @@ def _count(counts: Counts, progress: Progress | None, rows: Sequence[Row]) -> No
 
 def _batches(guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, size: int) -> Iterator[Batch]:
     """Return batches of inputs; raise unless the guard can judge them, before any of them is read."""
-    sequence = inputs if isinstance(inputs, InputSequence) else InputSequence(inputs)
+    sequence = (
+        inputs if isinstance(inputs, InputSequence) else InputSequence(inputs, files=isinstance(guard.reads, FileBytes))
+    )
     for folder in sequence.stores:
         guard.check_features(folder)
     if sequence.has_images:
@@ -139,7 +143,7 @@ def _batches(guard: OpenGuard, inputs: Sequence[str | Path] | InputSequence, siz
 
 def score_batches(guard: OpenGuard, batches: Iterable[Batch], workers: int | None = None) -> Iterator[list[Row]]:
     """Yield the rows of each batch, in order; images are decoded while others are scored."""
-    for batch, images in decode_ahead(batches, guard.transform, workers):
+    for batch, images in decode_ahead(batches, guard.reads, workers):
         if isinstance(batch, FeatureBatch):
             features: Any = batch.features  # only a saved guard takes them, see check_features
             yield verdict_rows(batch.names, guard.judge(features), guard.class_names)
@@ -148,7 +152,7 @@ def score_batches(guard: OpenGuard, batches: Iterable[Batch], workers: int | Non
 
 
 def decode_ahead(
-    batches: Iterable[Batch], transform: Transform | None, workers: int | None = None
+    batches: Iterable[Batch], transform: Preprocessing | None, workers: int | None = None
 ) -> Iterator[tuple[Batch, list[Prepared]]]:
     """Yield each batch with its images resized and cropped; ``transform`` may be None if there are only features."""
     if transform is None:

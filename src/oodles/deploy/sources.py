@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
 from oodles.data.arrays import read_array
-from oodles.data.readers import ImageSet, open_images
+from oodles.data.readers import ImageSet, open_files, open_images
 from oodles.errors import ArgumentError, DataError
 from oodles.store import is_store
 
@@ -42,16 +42,31 @@ class FeatureBatch(NamedTuple):
 Batch = ImageBatch | FeatureBatch
 
 
+class _Below(Sequence[str]):
+    """The paths of files in a folder, of which only the names are kept: there may be millions."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, row: Any) -> Any:
+        return str(self._folder / self._names[row])
+
+
 class InputSequence:
     """Inputs in the order of their paths; those on a list are opened as it is read.
 
     A path that does not exist and a folder without images raise at once. A file that cannot be read is one input with
-    an error; so is a path on a list that names nothing. ``notify`` is called with a line about files that are not
-    images.
+    an error; so is a path on a list that names nothing. With ``files``, every file is an input, not only images.
+    ``notify`` is called with a line about files that are not images.
     """
 
-    def __init__(self, paths: Sequence[str | Path], notify: Callable[[str], None] | None = None) -> None:
-        self._notify = notify
+    def __init__(
+        self, paths: Sequence[str | Path], notify: Callable[[str], None] | None = None, *, files: bool = False
+    ) -> None:
+        self._notify, self._files = notify, files
         given = [Path(path) for path in paths]
         if given.count(LIST) > 1:
             raise ArgumentError("- stands for standard input, which can be read only once; give it once")
@@ -66,9 +81,9 @@ class InputSequence:
         return [source for source in self._sources if isinstance(source, Path) and source != LIST]
 
     @property
-    def image_names(self) -> list[str]:
+    def image_names(self) -> Iterator[str]:
         """The names of the images that are known before a list is read."""
-        return [name for source in self._sources if isinstance(source, ImageSet) for name in source.names]
+        return (name for source in self._sources if isinstance(source, ImageSet) for name in source.names)
 
     @property
     def has_images(self) -> bool:
@@ -80,7 +95,7 @@ class InputSequence:
         """How many inputs there are; None if that is not known yet."""
         if any(isinstance(source, Path) for source in self._sources):
             return None
-        return len(self.image_names)
+        return sum(len(source) for source in self._sources if isinstance(source, ImageSet))
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield batches in order; neighbouring images share batches of at most ``size``."""
@@ -100,15 +115,15 @@ class InputSequence:
 
     def _open_images(self, path: Path) -> ImageSet:
         """Open images, each named by the path that leads to it, since two folders may hold images of the same name."""
-        if path.suffix.lower() == ".npy" and path.is_file():
+        if path.suffix.lower() == ".npy" and path.is_file() and not self._files:
             return read_array(path)
-        images = open_images(path)
+        images = open_files(path) if self._files else open_images(path)
         if self._notify is not None and images.ignored_summary():
             self._notify(images.ignored_summary())
         if [*images.names] == [str(path)]:
             return images
         folder = path.parent if path.is_file() and path.suffix.lower() != ".zip" else path
-        return replace(images, names=[str(folder / name) for name in images.names])
+        return replace(images, names=_Below(folder, images.names))
 
     def _open_or_error(self, path: Path) -> ImageSet:
         """Open the images at ``path``; if it cannot be read, return one image that cannot be opened."""

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from html import escape
 from numbers import Real
 from typing import Any, ClassVar, Self, cast
 
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from oodles.errors import ArgumentError
 from oodles.records.calls import write_call
+from oodles.records.html import html_table
 
 MAX_COUNT = 10**9  # larger counts of rows, classes or neighbours are mistakes
 MAX_SHOWN = 20  # learned tensors that a notebook shows
@@ -147,11 +147,6 @@ def as_html(detector: Any) -> str:
     state = "nothing to fit" if not detector.learns_from else "fitted" if detector.fitted else "not fitted"
     if len(learned) > MAX_SHOWN:
         learned = [*learned[:MAX_SHOWN], (f"and {len(learned) - MAX_SHOWN} more", "")]
-    groups = (("argument", given), ("learned", learned))
-    lines = [_line("th", kind, "") + "".join(_line("td", *pair) for pair in pairs) for kind, pairs in groups if pairs]
-    caption = f"<caption><code>{escape(str(detector))}</code>: {state}</caption>"
-    return f"<table>{caption}{''.join(lines)}</table>"
-
-
-def _line(kind: str, *cells: str) -> str:
-    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
+    groups: dict[str, list[tuple[str, str]]] = {"argument": given, "learned": learned}
+    rows = [row for kind, pairs in groups.items() if pairs for row in (kind, *pairs)]
+    return html_table(str(detector), rows, more=f": {state}")

@@ -7,15 +7,16 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from oodles.columns import is_finite, rows_not_finite
+from oodles.columns import LAYER, Columns, is_finite, rows_not_finite
 from oodles.detectors.arguments import Described, as_html, describe
 from oodles.detectors.outliers import RowNorms
 from oodles.detectors.statistics import Statistic
 from oodles.errors import ArgumentError, DataError, NotFittedError, ShapeError
-from oodles.features import Features, Head
+from oodles.features import REMEDIES, Features, Head
 
 INPUTS = ("embedding", "logits")  # the columns that every detector's ``forward`` takes first
 
+EXAMPLES = 16  # training rows that a detector keeps, for the self-test of its file
 HEAD_TOLERANCE = 5e-3  # what half precision does to a head, and far less than what training does
 
 Statistics = dict[str, Any]
@@ -51,6 +52,7 @@ class Detector(Described):
         super().__init__()
         self._statistics: Statistics | None = None
         self._norms = RowNorms()
+        self._examples: Columns = {}
         self._head: Head | None = None
         self._seen = (0, 0)
         self._device = torch.device("cpu")
@@ -100,6 +102,8 @@ class Detector(Described):
         self._require_open()
         if other._statistics is None:
             raise NotFittedError(f"{other} has no statistics to merge; call .partial_fit(batch) on it, not .fit")
+        if self._statistics is None:
+            self._examples = other._examples
         statistics = self._continue(other._head, other._seen, other._device, other)
         for name, statistic in statistics.items():
             statistic.merge(other._statistics[name])
@@ -135,6 +139,10 @@ class Detector(Described):
     def _receive(self, batch: Features) -> Statistics:
         """Return the statistics that a batch is to be added to."""
         _require_columns(self, batch, self.learns_from, "learns from")
+        if self._statistics is None:
+            few = batch[:EXAMPLES]
+            names = (*INPUTS, *(LAYER + name for name in few.layers))
+            self._examples = {name: few.column(name).detach().cpu().clone() for name in names if few.holds(name)}
         return self._continue(batch.head, (batch.width, batch.classes), batch.device, batch)
 
     def _continue(self, head: Head | None, seen: tuple[int, int], device: torch.device, what: object) -> Statistics:
@@ -182,6 +190,7 @@ def fit_together(detectors: Sequence[Detector], features: Features) -> None:
     [True, True, True]
     """
     for detector in detectors:
+        check_features(detector, features)
         detector._statistics = None
     learners = [detector for detector in detectors if detector.learns_from]
     # what learns from the head alone needs one batch, and no row can spoil it
@@ -324,11 +333,18 @@ def check_multilabel(detector: Detector) -> None:
         )
 
 
+def check_features(detector: object, features: object) -> None:
+    """Raise unless ``features`` are Features."""
+    if not isinstance(features, Features):
+        kind = type(features).__name__
+        raise ArgumentError(f"{detector} takes Features, not {kind}; wrap it: oodles.Features(embedding, logits=...)")
+
+
 def _require_columns(detector: Detector, features: Features, columns: tuple[str, ...], verb: str) -> None:
+    check_features(detector, features)
     if features.multilabel:
         check_multilabel(detector)
     missing = [column for column in columns if not features.holds(column)]
     if missing:
-        raise ShapeError(
-            f"{detector} {verb} the {missing[0]}, which {features} does not have; extract it from the model"
-        )
+        remedy = REMEDIES.get(missing[0], "extract it from the model")
+        raise ShapeError(f"{detector} {verb} the {missing[0]}, which {features} does not have; {remedy}")

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import override
 
-from oodles.detectors.base import Detector, Statistics
+from oodles.detectors.base import Detector, Statistics, check_features
 from oodles.detectors.ensemble import RankEnsemble
 from oodles.detectors.logit import LogitDetector
 from oodles.detectors.shapes import SCALE, ReAct
 from oodles.detectors.sparsifiers import DICE
-from oodles.detectors.support import CHECKS, LOGIT_CHECKS
-from oodles.errors import DataError, FitWarning
+from oodles.detectors.support import CHECKS, LOGIT_CHECKS, Supported
+from oodles.errors import DataError, FitWarning, ShapeError
 from oodles.features import Features, Head
 
 CHAIN = "react(97)+scale(65)+dice(0.05)+energy"
-MEMBERS = (CHAIN, CHAIN, "vim", "knn(k=5, bank=2000)", "mahalanobis_pp(floor=1e-06)")
+NEAREST = "knn(k=5, bank=2000)"
+MEMBERS = (CHAIN, CHAIN, "vim", NEAREST, "mahalanobis_pp(floor=1e-06)")
 LOGIT_MEMBERS = ("energy", "gen", "max_logit")
-MULTILABEL_MEMBERS = ("joint_energy", "max_logit", "knn(k=5, bank=2000)")
+PROBABILITY_MEMBERS = ("gen", "max_logit")  # the energy of log-probabilities is always 0
+NORMALISED = 1e-3  # logits whose log-sum-exp is within this of 0 are logarithms of probabilities
+MULTILABEL_MEMBERS = ("joint_energy", "max_logit", NEAREST)
 MULTILABEL_LOGIT_MEMBERS = ("joint_energy", "max_logit")
 
 
@@ -58,15 +61,16 @@ class DefaultEnsemble(RankEnsemble):
         self.learns_from = tuple(dict.fromkeys(names))
 
     @override
+    def _receive(self, batch: Features) -> Statistics:
+        check_features(self, batch)
+        missing = [name for name in self.learns_from if not batch.holds(name)]
+        if missing:
+            raise ShapeError(f"{self.spec} needs the {missing[0]}, which {batch} lacks; use default_detector(features)")
+        return super()._receive(batch)
+
+    @override
     def observe(self, batch: Features, statistics: Statistics) -> None:
-        labelled = Features(
-            batch.embedding if batch.holds("embedding") else None,
-            logits=batch.logits,
-            labels=batch.logits.argmax(dim=1),
-            head=batch.head,
-            layers=batch.layers,
-        )
-        super().observe(labelled, statistics)
+        super().observe(batch.with_predicted_labels(), statistics)
 
     @override
     def learn_member(self, member: Detector, statistics: Statistics, head: Head) -> None:
@@ -96,8 +100,9 @@ class DefaultEnsemble(RankEnsemble):
 def default_detector(features: Features | None = None) -> Detector:
     """Return the detector that is used if none is named.
 
-    If ``features`` is given, the ensemble is adapted to it: without embeddings it uses only logit-based members, and
-    for a multi-label model only members without a softmax.
+    If ``features`` is given, the ensemble is adapted to it: without embeddings it uses only logit-based members,
+    without logits only distances between embeddings, and for a multi-label model only members without a softmax.
+    Logarithms of probabilities serve as logits.
 
     >>> default_detector().spec
     'default'
@@ -106,7 +111,11 @@ def default_detector(features: Features | None = None) -> Detector:
     """
     if features is None or (features.head is not None and not features.multilabel):
         return DefaultEnsemble()
+    if not features.classes:
+        return Supported(detector=NEAREST)
     if features.multilabel and features.width:
         return DefaultEnsemble(detectors=MULTILABEL_MEMBERS)
     members = MULTILABEL_LOGIT_MEMBERS if features.multilabel else LOGIT_MEMBERS
+    if not features.multilabel and bool((next(features.batches()).logits.logsumexp(dim=1).abs() < NORMALISED).all()):
+        members = PROBABILITY_MEMBERS
     return DefaultEnsemble(detectors=members, checks=CHECKS if features.width else LOGIT_CHECKS)

@@ -6,6 +6,7 @@ and DICE's mask comes from the unclipped mean, as in its authors' code.
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias, TypeVar
@@ -17,12 +18,13 @@ from typing_extensions import override
 from oodles.detectors.arguments import Described, check_positive, check_whole, describe
 from oodles.detectors.base import Detector, Statistics
 from oodles.detectors.statistics import EMBEDDING_STATISTICS, Statistic
-from oodles.errors import ArgumentError
+from oodles.errors import ArgumentError, FitWarning
 from oodles.features import Head
 from oodles.functional import energy, gen, joint_energy, max_logit
 from oodles.records.calls import write_call
 
 ScoreFunction = Callable[..., Tensor]
+EXCESS = 0.05  # the fraction of weights dropped beyond p that is reported
 SCORES: dict[ScoreFunction, str] = {}  # of the registered score functions, in text and in files
 
 
@@ -159,7 +161,16 @@ class LogitDetector(Detector):
         weight, sparsifier = head.weight, self.sparsifier()
         if sparsifier is not None:
             mean = statistics["mean"].value() if "mean" in statistics else weight.new_empty(0)
-            weight = weight * sparsifier.mask(weight, mean)
+            mask = sparsifier.mask(weight, mean)
+            dropped = 1 - float(mask.double().mean())
+            if dropped > sparsifier.p + EXCESS + 1 / head.width:  # p of a few units is rounded
+                warnings.warn(
+                    f"{self.spec} drops {dropped:.0%} of the weights, not p={sparsifier.p:.0%}: weights with equal "
+                    "contributions, such as those of dead units, are dropped together, as in the DICE paper",
+                    FitWarning,
+                    stacklevel=2,
+                )
+            weight = weight * mask
         self.weight_ = weight.clone()
         self.bias_ = head.full_bias().clone()
 

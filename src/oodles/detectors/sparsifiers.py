@@ -15,7 +15,8 @@ MAX_SEED = 2**31 - 1
 class DICE(Sparsifier):
     """Keep only the weights that contribute most on ID data, then score with the energy (Sun & Li, ECCV 2022).
 
-    ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet.
+    ``p`` is the fraction of weights dropped: 0.9 is the paper's choice on CIFAR, 0.7 on ImageNet. Weights with equal
+    contributions, such as those of dead units, are dropped together; :meth:`fit` warns if the fraction is much larger.
     With ``shape=ReAct(percentile=90)`` it is DICE + ReAct, with ``score=msp`` DICE + MSP. Contributions are signed: a
     negative weight of a unit that is negative on average counts as positive.
 

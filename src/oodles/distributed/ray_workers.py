@@ -162,6 +162,8 @@ class Scorer:
             raise ArgumentError(f"{self._guard.path} is exported and takes images; use the saved guard for features")
         if self._classifier is None:  # the features' logits are compared with those of the model's head
             guard, transform = self._guard.check_images()
+            if not isinstance(transform, Transform):
+                raise ArgumentError(f"{self._guard.path} takes the bytes of files, which Ray workers do not read")
             self._classifier = describe(lambda: guard.model, transform, guard.head)
         paths = rows["path"].to_pylist()
         found = [Row(path, error=error or NOT_FINITE) for path, error in zip(paths, _errors(rows), strict=True)]

@@ -101,7 +101,7 @@ class _Setting:
 
 
 def _findings(setting: _Setting, detector: Detector, scores: Tensor) -> list[tuple[Finding, ...]]:
-    """Return the findings of each row; of an ensemble's members those with the lowest ranks first."""
+    """Return the findings of each row; of an ensemble's members those with the lowest p-values first."""
     ranks, parts = ranks_of(detector), []
     for member in explained_parts(detector):
         own = scores if ranks is None else member.score(setting.features)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oodles.calibration import Threshold
+from oodles.records.html import html_table
 
 Array = npt.NDArray[Any]
 
@@ -151,8 +152,8 @@ class Explanation:
     """Why one input was accepted or rejected; ``str()`` gives it in words, :meth:`as_record` as plain data.
 
     ``findings`` has one entry for a single detector, and for an ensemble, which combines them by its ``reduction``, one
-    per member, the one with the lowest rank first. An input with NaN or infinite values has no label, no findings and
-    the score NaN. Without a threshold ``is_id`` is None.
+    per member, the one with the lowest p-value first. An input with NaN or infinite values has no label, no findings
+    and the score NaN. Without a threshold ``is_id`` is None.
     """
 
     label: int | None
@@ -178,9 +179,18 @@ class Explanation:
             combined = REDUCTIONS[self.reduction]
             lines.append(
                 f"The score is the {combined} of these detectors, each read from a normal curve fitted "
-                "to held-out ID scores. Lowest rank first; p is the fraction of those scores at most as high:"
+                "to held-out ID scores. Lowest p first, the fraction of those scores at most as high:"
             )
         return "\n".join([*lines, *(f"  {line}" for finding in self.findings for line in finding.lines(name))])
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (each.spec, *map(_short, (each.p_value, each.score, each.id_lowest, each.id_median)))
+            for each in self.findings
+        )
+        named = "" if self.label is None else f" Predicted: {class_text(self.label, self.class_name)}"
+        header = ("detector", "p", "score", "lowest ID score", "median ID score")
+        return html_table(VERDICTS[self.is_id], rows, *header, more=f": {self._reason()}.{named}")
 
     def _reason(self) -> str:
         if math.isnan(self.score):
@@ -231,7 +241,7 @@ class Part(NamedTuple):
 
 
 def findings_by_row(parts: Sequence[Part], ranks: Ranks | None) -> list[tuple[Finding, ...]]:
-    """Return the findings of each row: one of a detector alone, of an ensemble's members the lowest rank first."""
+    """Return the findings of each row: one of a detector alone, of an ensemble's members the lowest p-value first."""
     if ranks is None:
         return [(found,) for found in parts[0].findings()]
     findings = [part.findings(reference) for part, reference in zip(parts, ranks.reference, strict=True)]
@@ -240,7 +250,9 @@ def findings_by_row(parts: Sequence[Part], ranks: Ranks | None) -> list[tuple[Fi
     with np.errstate(over="ignore"):
         deviations = (scores - centre) / spread
     deviations = np.nan_to_num(deviations, nan=-np.inf)
-    order = np.argsort(deviations, axis=0, kind="stable")
+    shares = np.array([[found.p_value for found in part] for part in findings], np.float64)
+    # quantiles cannot tell the lowest scores apart, deviations can
+    order = np.lexsort((deviations, np.nan_to_num(shares, nan=-1.0)), axis=0)
     limits = np.array([np.inf if limit is None else limit for limit in ranks.limits])[:, None]
     counts = (deviations < limits) | np.isinf(limits)
     return [
@@ -280,6 +292,10 @@ def name_of(label: int | None, class_names: Sequence[str]) -> str | None:
 def class_text(label: int, class_name: str | None) -> str:
     """What a class is called: its name, or its number if it has none."""
     return f"class {label}" if class_name is None else class_name
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _compared(value: float, usual: float | None) -> str:

@@ -1,10 +1,12 @@
 """When a monitor raises an alarm, what the alarm says, and a web address that it is sent to."""
 
 import json
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from oodles.errors import ArgumentError
 from oodles.records.text import one_line, printable
 
 MAX_INPUTS = 10**15
+PAUSES = (1.0, 5.0, 25.0)  # seconds before an alarm that was not delivered is sent again
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,20 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Webhook:
-    """Sends each alarm by POST as ``{"guard", "kind", "since", "message"}``, from a thread of its own.
+    """Sends each alarm by POST as JSON, from a thread of its own, and again after a pause if it is not delivered.
 
-    Whoever observes a stream never waits and never fails because of it: the first message that cannot be delivered is
-    passed to ``report`` in one line, later ones are dropped silently.
+    The body has ``guard``, ``kind``, ``since``, ``message``, ``time``, ``version`` (of the guard) and ``replica``.
+    Observing a stream never waits and never fails because of it: an alarm that cannot be delivered is passed to
+    ``report`` in one line.
 
     >>> Webhook("ftp://example.org", print)
     Traceback (most recent call last):
     oodles.errors.ArgumentError: a webhook is an address that begins with http:// or https://, got 'ftp://example.org'
     """
 
-    def __init__(self, url: str, report: Callable[[str], object], *, seconds: float = 10.0) -> None:
+    def __init__(
+        self, url: str, report: Callable[[str], object], *, seconds: float = 10.0, replica: str | None = None
+    ) -> None:
         try:
             parts = urlsplit(url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isascii() and url.isprintable()
@@ -94,29 +100,36 @@ class Webhook:
             raise ArgumentError(f"a webhook is an address that begins with http:// or https://, got {printable(url)!r}")
         self.url, self._report, self._seconds = url, report, seconds
         self._opener = urllib.request.build_opener(_NoRedirects)
-        self._failed = threading.Lock()  # taken by the first failure and never released
+        self._replica = replica or socket.gethostname()
+        self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def send(self, alert: Alert, guard: str) -> None:
-        """Deliver an alarm of the guard with this name, sooner or later."""
-        body = json.dumps({"guard": guard, **alert.as_record()}).encode()
+    def send(self, alert: Alert, guard: str, *, version: str) -> None:
+        """Deliver an alarm of the guard with this name and version, sooner or later."""
+        about = {"time": datetime.now(UTC).isoformat(), "version": version, "replica": self._replica}
+        body = json.dumps({"guard": guard, **alert.as_record(), **about}).encode()
         thread = threading.Thread(target=self._post, args=(body,), name="oodles webhook", daemon=True)
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
 
-    def wait(self) -> None:
-        """Wait until everything that was sent is delivered or has failed."""
+    def wait(self, *, hurry: bool = False) -> None:
+        """Wait until everything that was sent is delivered or has failed; in a hurry without further pauses."""
+        if hurry:
+            self._ending.set()
         for thread in self._threads:
-            thread.join(2 * self._seconds)
+            thread.join()
 
     def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "oodles"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")  # noqa: S310  # checked
-        try:
-            with self._opener.open(request, timeout=self._seconds):
-                pass
-        except Exception as error:  # whatever it is, the stream goes on
-            if self._failed.acquire(blocking=False):
-                reason = one_line(error)
-                host = urlsplit(self.url).hostname
-                self._report(f"the alarm could not be sent to {host}: {reason}; later failures are not reported")
+        for pause in (*PAUSES, None):
+            last = pause is None or self._ending.is_set()
+            try:
+                with self._opener.open(request, timeout=self._seconds):
+                    return
+            except Exception as error:  # whatever it is, the stream goes on
+                if last:
+                    host = urlsplit(self.url).hostname
+                    self._report(f"the alarm could not be sent to {host}: {one_line(error)}")
+                    return
+            self._ending.wait(pause)

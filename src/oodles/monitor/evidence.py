@@ -20,8 +20,12 @@ before, because it grows with the probability of the event and is exactly 1 at `
 Bets are fixed in advance, so the wealth depends on counts alone, and several alternatives cover small and large shifts.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from oodles.errors import DataError
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -55,10 +59,14 @@ class Bets:
         """The factors ``(..., bets)`` of inputs with events ``(..., events)``."""
         return np.where(happened[..., self.event], self.win, self.lose)
 
+    def log_factors(self, inputs: npt.ArrayLike, counts: npt.ArrayLike) -> Floats:
+        """Return the logarithm of each bet after ``inputs (...)``, of which ``counts (..., events)`` had each event."""
+        happened = np.asarray(counts)[..., self.event]
+        return np.asarray(happened * np.log(self.win) + (np.asarray(inputs)[..., None] - happened) * np.log(self.lose))
+
     def log_wealth(self, inputs: npt.ArrayLike, counts: npt.ArrayLike) -> Floats:
         """The logarithm of the wealth after ``inputs (...)`` of which ``counts (..., events)`` had each event."""
-        happened = np.asarray(counts)[..., self.event]
-        logs = happened * np.log(self.win) + (np.asarray(inputs)[..., None] - happened) * np.log(self.lose)
+        logs = self.log_factors(inputs, counts)
         largest = logs.max(axis=-1)
         return np.asarray(largest + np.log(mean_over_bets(np.exp(logs - largest[..., None]))))
 
@@ -97,13 +105,13 @@ class Evidence:
         Returns the e-detector after each input, and the inputs at which it was at least ``line``, ``minimum`` or more
         inputs after it was 0, and was set to 0 again. The result is the same bits however a stream is divided.
         """
+        before, known = self.inputs, self.counts
+        self.inputs, self.counts = before + len(happened), known + happened.sum(axis=0)
         if not len(happened) or not len(self.bets):
             return np.zeros(len(happened)), []
-        after = self.counts + np.cumsum(happened, axis=0)
-        wealth = self.bets.log_wealth(self.inputs + np.arange(1, len(happened) + 1), after)
+        after = known + np.cumsum(happened, axis=0)
+        wealth = self.bets.log_wealth(before + np.arange(1, len(happened) + 1), after)
         self.best = max(self.best, float(wealth.max()))
-        self.inputs += len(happened)
-        self.counts = after[-1]
         traces, alarms, start = [], [], 0
         factors = self.bets.factors(happened)
         while start < len(factors):
@@ -126,3 +134,16 @@ class Evidence:
             return trace, False
         self.values, self.since = np.zeros(len(self.bets)), 0
         return trace[: alarms[0] + 1], True
+
+
+def check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], accepted: Bools) -> None:
+    """Raise unless the arrays are one entry per input each, of the right kind."""
+    shapes = {scores.shape, p_values.shape, labels.shape, accepted.shape}
+    if scores.ndim != 1 or len(shapes) != 1:
+        raise DataError(
+            f"a batch must have one score, p-value, label and decision per input, got the shapes {sorted(shapes)}"
+        )
+    if accepted.dtype != np.bool_:
+        raise DataError(f"is_id must be true or false for each input, got {accepted.dtype}")
+    if labels.dtype.kind not in "iu" and len(labels):
+        raise DataError(f"labels must be whole numbers, got {labels.dtype}")

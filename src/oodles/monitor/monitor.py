@@ -1,6 +1,5 @@
 """``Monitor``: whether a stream of scored inputs is still like the calibration set."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,10 +11,10 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from oodles.calibration import Threshold
-from oodles.errors import ArgumentError, DataError, FileError
+from oodles.errors import ArgumentError, FileError
 from oodles.monitor.alerts import Alert, AlertRule
 from oodles.monitor.bounds import CalibratedRate, dkw_margin
-from oodles.monitor.evidence import SMALL_P, Bets, Bools, Evidence, Floats
+from oodles.monitor.evidence import SMALL_P, Bets, Evidence, check_batch
 from oodles.monitor.summaries import (
     MAX_CLASSES,
     MAX_WINDOW,
@@ -34,6 +33,7 @@ REJECTIONS, P_VALUES = "rejections", "p_values"
 WINDOW = 200
 KIND, SCHEMA = "monitor", 1
 MAX_ALERTS = 50  # that are remembered
+SLOT, MAX_SLOTS = 60, 1440  # seconds of a slot of the clock, and slots that are kept: one day
 Label = Annotated[str, Meta(pattern="^(-1|0|[1-9][0-9]{0,17})$")]
 
 
@@ -75,7 +75,7 @@ class Monitor:
     ) -> None:
         if not 1 <= window <= MAX_WINDOW:
             raise ArgumentError(f"window={window} must be a number of inputs from 1 to {MAX_WINDOW:,}")
-        self.threshold, self.guard = threshold, guard
+        self.threshold, self.guard, self.class_names = threshold, guard, tuple(classes)
         self.rule = AlertRule() if rule is None else rule
         self.rate = CalibratedRate.of(threshold)
         scores = threshold.id_scores if threshold.id_scores is not None and len(threshold.id_scores) else None
@@ -93,11 +93,18 @@ class Monitor:
         self.raised = 0  # how many there were in all
         self._stands = False  # whether the last one does
         self._last = 0  # input at which there was last enough evidence for one
+        self.acknowledged = False  # whether somebody has seen the one that stands
+        self.slots: dict[int, npt.NDArray[np.int64]] = {}  # inputs and counts of events by slot, kind after kind
 
     @property
     def alarm_at(self) -> float:
         """The value of an e-detector that is an alarm; the promised rate of false alarms is shared by the kinds."""
         return float(self.rule.false_alarm_every * len(self._evidence))
+
+    @property
+    def bets(self) -> list[Bets]:
+        """The bets of each kind of evidence."""
+        return [each.bets for each in self._evidence.values()]
 
     @property
     def alert(self) -> Alert | None:
@@ -107,20 +114,29 @@ class Monitor:
     # Observing ----------------------------------------------------------------------------------
 
     def observe(
-        self, *, score: npt.ArrayLike, p_value: npt.ArrayLike, label: npt.ArrayLike, is_id: npt.ArrayLike
+        self,
+        *,
+        score: npt.ArrayLike,
+        p_value: npt.ArrayLike,
+        label: npt.ArrayLike,
+        is_id: npt.ArrayLike,
+        time: float | None = None,
     ) -> list[Alert]:
         """Take a batch into account, one entry per input and in order; returns the alarms that it raises.
 
         Scores and p-values may be NaN. An input that could not be scored does not belong here but to
-        :meth:`count_errors`. The state does not depend on how a stream is divided into batches.
+        :meth:`count_errors`. The state does not depend on how a stream is divided into batches. ``time`` is that of
+        the batch, in seconds since 1970: with it, states of several monitors can be merged
+        (:mod:`oodles.monitor.replicas`).
         """
         scores, p_values = np.asarray(score, np.float64), np.asarray(p_value, np.float64)
         labels, accepted = np.asarray(label), np.asarray(is_id)
-        _check_batch(scores, p_values, labels, accepted)
+        check_batch(scores, p_values, labels, accepted)
         rejected = ~accepted
         events = {REJECTIONS: rejected[:, None], P_VALUES: p_values[:, None] <= SMALL_P}
         rows = {REJECTIONS: np.arange(len(scores)), P_VALUES: np.flatnonzero(~np.isnan(p_values))}
         traces = {kind: np.zeros(len(scores)) for kind in events}
+        before = self._counts()
         crossed: list[tuple[int, str]] = []
         for kind, evidence in self._evidence.items():
             place = rows[kind]
@@ -131,7 +147,19 @@ class Monitor:
         self._classes.observe(labels)
         self.inputs += len(scores)
         self.rejected += int(np.count_nonzero(rejected))
+        if time is not None and len(scores):
+            slot = int(time // SLOT)
+            self.slots[slot] = self.slots.get(slot, 0) + self._counts() - before
+            self.slots = {each: self.slots[each] for each in sorted(self.slots)[-MAX_SLOTS:]}
         return self._raise(crossed)
+
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """Return the inputs and the counts of events of each kind, one after the other."""
+        return np.concatenate([[each.inputs, *each.counts] for each in self._evidence.values()]).astype(np.int64)
+
+    def acknowledge(self) -> None:
+        """Note that somebody has seen the alarm that stands; it stands on, and the next one is not acknowledged."""
+        self.acknowledged = self._stands
 
     def count_errors(self, number: int = 1) -> None:
         """Count inputs that could not be scored; they say nothing about the stream."""
@@ -145,8 +173,10 @@ class Monitor:
         for place, kind in sorted(crossed):
             if not self._stands or place - self._last > self.rule.cooldown:
                 new.append(Alert(kind, place, self._describe(kind)))
+                self.acknowledged = False
             self._stands, self._last = True, place
         self._stands = self._stands and self.inputs - self._last <= self.rule.cooldown
+        self.acknowledged = self.acknowledged and self._stands
         self.alerts = [*self.alerts, *new][-MAX_ALERTS:]
         self.raised += len(new)
         return new
@@ -177,6 +207,7 @@ class Monitor:
             "windows": self.windows.as_records(self.inputs, self.rate),
             "alarm": None if self.alert is None else self.alert.as_record(),
             "alarms": self.raised,
+            "acknowledged": self.acknowledged,
             "evidence": {REJECTIONS: values[REJECTIONS], P_VALUES: values.get(P_VALUES), "alarm_at": self.alarm_at},
             "whole_stream": {
                 REJECTIONS: best[REJECTIONS],
@@ -193,6 +224,29 @@ class Monitor:
     def differs(self) -> bool:
         """Whether the test of the whole stream says that it is not like the calibration set."""
         return any(evidence.best >= math.log(2 / self._share) for evidence in self._evidence.values())
+
+    def test_set(self) -> float:
+        """Return the p-value of all inputs so far as one set: small if they are not like the calibration set.
+
+        For inputs without an order, such as the files of a folder, looked at once. The number of rejections, and that
+        of p-values up to each level, are compared with their exact distribution over calibration sets and inputs
+        (:meth:`CalibratedRate.excess`); the smallest probability counts, times the number of comparisons.
+        """
+        found = [self.rate.excess(self.inputs, self.rejected)]
+        if P_VALUES in self._evidence:
+            evidence, size = self._evidence[P_VALUES], self.rate.size
+            ranks = (math.floor(level * (size + 1) + 1e-9) for level in SMALL_P)
+            pairs = zip(ranks, evidence.counts.tolist(), strict=True)
+            levels = [CalibratedRate(rank, size).excess(evidence.inputs, count) for rank, count in pairs if rank]
+            found.append(len(levels) * min(levels, default=1.0))
+        return min(1.0, len(found) * min(found))
+
+    def peak(self) -> tuple[float, int, int]:
+        """Return the largest evidence in the windows that are kept, with the first and last input of its window."""
+        places = zip(self.windows.kept, self.windows.as_records(self.inputs, self.rate), strict=True)
+        peaks = [(max(each.rejections, each.p_values), -place["first"], place["last"]) for each, place in places]
+        value, first, last = max(peaks, default=(0.0, 0, 0))
+        return value, -first, last
 
     # State --------------------------------------------------------------------------------------
 
@@ -238,9 +292,7 @@ class Monitor:
 
     def _identity(self) -> dict[str, Any]:
         """What the evidence was gathered against."""
-        scores = self.threshold.id_scores
-        known = None if scores is None else hashlib.sha256(scores.astype("<f8").tobytes()).hexdigest()
-        return {**self.threshold.as_record(), "id_scores": known}
+        return {**self.threshold.as_record(), "id_scores": self.threshold.digest()}
 
     def _record(self) -> dict[str, Any]:
         return {
@@ -271,6 +323,8 @@ class Monitor:
             "raised": self.raised,
             "stands": self._stands,
             "last": self._last,
+            "acknowledged": self.acknowledged,
+            "slots": [[slot, *counts.tolist()] for slot, counts in self.slots.items()],
         }
 
     def _restore(self, record: Mapping[str, Any], source: object) -> None:
@@ -286,6 +340,7 @@ class Monitor:
             len(record["scores"]) == len(self._scores.counts),
             record["rejected"] <= record["inputs"],
             bool(record["alerts"]) or not record["stands"],
+            all(len(each) == 1 + len(self._counts()) for each in record["slots"]),
         )
         if not all(consistent):
             raise FileError(f"{source} does not fit this version of oodles; begin a new state under another name")
@@ -301,6 +356,8 @@ class Monitor:
         self._classes.counts.update({int(label): count for label, count in record["classes"].items()})
         self.alerts = [Alert(**each) for each in record["alerts"]]
         self.raised, self._stands, self._last = record["raised"], record["stands"], record["last"]
+        self.acknowledged = record["acknowledged"]
+        self.slots = {slot: np.array(counts, dtype=np.int64) for slot, *counts in record["slots"]}
 
 
 class _Threshold(ThresholdFields, forbid_unknown_fields=True):
@@ -334,16 +391,5 @@ class MonitorFields(Fields):
     raised: Count
     stands: bool
     last: Count
-
-
-def _check_batch(scores: Floats, p_values: Floats, labels: npt.NDArray[Any], accepted: Bools) -> None:
-    """Raise unless the arrays are one entry per input each, of the right kind."""
-    shapes = {scores.shape, p_values.shape, labels.shape, accepted.shape}
-    if scores.ndim != 1 or len(shapes) != 1:
-        raise DataError(
-            f"a batch must have one score, p-value, label and decision per input, got the shapes {sorted(shapes)}"
-        )
-    if accepted.dtype != np.bool_:
-        raise DataError(f"is_id must be true or false for each input, got {accepted.dtype}")
-    if labels.dtype.kind not in "iu" and len(labels):
-        raise DataError(f"labels must be whole numbers, got {labels.dtype}")
+    acknowledged: bool
+    slots: Annotated[list[Annotated[list[Count], Meta(min_length=1, max_length=100)]], Meta(max_length=MAX_SLOTS)]

@@ -1,8 +1,8 @@
-"""Results of ``oodles score`` given to a monitor, in order."""
+"""Results of ``oodles score`` given to a monitor."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from oodles.monitor.monitor import WINDOW, Monitor
 
 BATCH = 1024
 MAX_WINDOWS = 150  # of a chart whose window was not given
+MAX_LABEL = 1 << 31
 CLOSE = 1e-5  # scores this close to the threshold, relatively, may have been decided either way
 
 
@@ -38,7 +39,7 @@ def open_monitor(
     images. Without a ``window`` it is chosen so that all inputs fit into a chart.
     """
     for path in results:
-        if job_path(path).is_file() and read_job(path).guard != guard:
+        if job_path(path).is_file() and read_job(path).identity != guard:
             raise DataError(
                 f"{path} was made with another guard, or with another threshold of this one; give the guard that "
                 "scored it"
@@ -60,13 +61,14 @@ def open_monitor(
 def replay(monitor: Monitor, path: Path) -> Iterator[Alert]:
     """Observe the rows of a file of results; gives each alarm when it is raised.
 
-    Decisions that contradict the monitor's threshold are an error: the file is that of another guard.
+    Alarms mean something only if the rows are in the order in which the inputs came; otherwise look at
+    :meth:`Monitor.test_set` at the end. Labels outside the guard's classes, and decisions that contradict its
+    threshold, are an error: the file is that of another guard.
     """
-    rows = read_rows(path)
+    rows = (_checked(monitor, row, f"{path}: row {number}") for number, row in enumerate(read_rows(path), 1))
     while batch := list(islice(rows, BATCH)):
         scored = [row for row in batch if row.error is None]
         monitor.count_errors(len(batch) - len(scored))
-        _check(monitor, scored, path)
         # numbers that are not known become NaN
         yield from monitor.observe(
             score=np.array([row.score for row in scored], dtype=np.float64),
@@ -76,16 +78,30 @@ def replay(monitor: Monitor, path: Path) -> Iterator[Alert]:
         )
 
 
-def _check(monitor: Monitor, rows: Iterable[Row], path: Path) -> None:
-    value = monitor.threshold.value
-    for row in rows:
-        if (
-            row.score is not None
-            and row.is_id != (row.score >= value)
-            and not math.isclose(row.score, value, rel_tol=CLOSE, abs_tol=CLOSE)
-        ):
-            decided = "accepted" if row.is_id else "rejected"
-            raise DataError(
-                f"{path} was not made with this guard's threshold: a score of {row.score:.7g} was {decided}, and the "
-                f"threshold is {value:.7g}; give the guard that scored it"
-            )
+def _checked(monitor: Monitor, row: Row, place: str) -> Row:
+    """Raise if a row cannot have been made by the monitored guard; returns the row."""
+    value, classes = monitor.threshold.value, len(monitor.class_names) or MAX_LABEL
+    possible = {
+        "score": (row.score is None) == (row.error is not None),
+        "is_id": row.error is None or not row.is_id,
+        "label": row.label is None or 0 <= row.label < classes,
+        "p_value": row.p_value is None or 0 <= row.p_value <= 1,
+    }
+    wrong = next((name for name, right in possible.items() if not right), None)
+    if wrong is not None:
+        shown = f"{wrong}={getattr(row, wrong)}"
+        raise DataError(
+            f"{place}: {shown:.40} cannot be: there are {classes:,} classes, p-values lie between 0 and 1, "
+            "and a row has either a score or an error; score the inputs again"
+        )
+    if (
+        row.score is not None
+        and row.is_id != (row.score >= value)
+        and not math.isclose(row.score, value, rel_tol=CLOSE, abs_tol=CLOSE)
+    ):
+        decided = "accepted" if row.is_id else "rejected"
+        raise DataError(
+            f"{place} was not made with this guard's threshold: a score of {row.score:.7g} was {decided}, and the "
+            f"threshold is {value:.7g}; give the guard that scored it"
+        )
+    return row

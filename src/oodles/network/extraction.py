@@ -3,16 +3,14 @@
 import hashlib
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
 from torch import Tensor, nn
 
 from oodles.columns import (
@@ -23,16 +21,20 @@ from oodles.columns import (
     check_some_good,
     rows_not_finite,
 )
-from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure
+from oodles.data.batches import NO_BATCH, BatchReader, LabelsAt, is_dead_worker, loader_failure, not_labels
+from oodles.data.conversion import preprocessing_record
 from oodles.data.inputs import Inputs
-from oodles.data.transforms import Transform, preprocessing_record
+from oodles.data.loaders import images_of
+from oodles.data.transforms import Transform, image_transform
 from oodles.distributed.processes import Processes
 from oodles.errors import ArgumentError, DataError
 from oodles.features import Features, Head
 from oodles.network.fingerprints import model_fingerprint
 from oodles.network.forward import ForwardPass, HeadName
-from oodles.network.outputs import class_names, folder_names, label_map
+from oodles.network.onnx_model import as_model
+from oodles.network.outputs import LABELS_REMEDY, agreement, class_names, folder_names, label_map, warn_of_labels
 from oodles.network.perturbation import run_with_steps
+from oodles.network.progress import tracked
 from oodles.network.storing import Shard, into_store, open_store
 from oodles.network.taps import eval_mode, unwrap
 from oodles.records.files import Record
@@ -49,7 +51,7 @@ AMP = (torch.bfloat16, torch.float16)
 
 
 def extract(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     loader: Iterable[Any],
     *,
     head: HeadName = None,
@@ -64,15 +66,16 @@ def extract(
     on_bad: OnBad = "raise",
     store: str | Path | None = None,
     note: str = "",
-    preprocessing: Transform | Mapping[str, Any] | None = None,
+    preprocessing: Any = None,
     amp: torch.dtype | None = None,
     verify: bool = False,
     processes: Processes | None = None,
     progress: bool = True,
-    on_first: Callable[[Inputs], None] | None = None,
+    on_batch: Callable[[int, Inputs], None] | None = None,
 ) -> Features:
     """Run ``model`` once over ``loader`` and keep the inputs of its last linear layer, and its logits.
 
+    ``model`` is a module, or the path of an ONNX file from any framework (:class:`oodles.OnnxModel` has its options).
     A batch is what the model takes: a tensor, a tuple of tensors, or a mapping of keyword arguments such as
     ``input_ids`` and ``attention_mask``; labels come last, or under the key ``labels``. ``labels`` is their key or
     position if they are elsewhere, and False leaves them out, for data of other classes. ``classes`` are the names of
@@ -84,8 +87,8 @@ def extract(
     keeps only the logits. With ``optional_head=True``, a model without a linear layer at its end gives a warning and
     features without embeddings (``features.head is None``) instead of an error. The pooled activations of the inner
     modules ``layers`` and the results of the input ``steps`` are kept as well; a detector that needs them lists them in
-    ``.layers`` and ``.steps()``. The model is left as it was. The loader is read once; ``on_first`` is called with the
-    inputs of its first batch, for example to keep their shapes.
+    ``.layers`` and ``.steps()``. The model is left as it was. The loader is read once; ``on_batch`` is called with the
+    number and the inputs of each batch before the network runs on it.
 
     An input for which the network gives NaN or infinite values is an error that names it. With ``on_bad="mark"`` such
     inputs are left out of the features and listed in ``features.bad_rows``, and a warning counts them.
@@ -93,7 +96,7 @@ def extract(
     With ``store`` the features are written to that folder shard by shard. If the folder already has them, for the same
     model and the same inputs in batches of the same size, they are read instead of computed, even from a folder that
     has more layers and steps; and an extraction that was interrupted continues after its last complete shard. ``note``
-    and ``preprocessing`` (how images were resized and normalised) are kept with them.
+    and ``preprocessing`` (how images were resized and normalised, see :class:`oodles.Guard`) are kept with them.
 
     The inputs of a complete store are recognised by ``loader.stamp()`` if the loader has one, as ours has: the names,
     sizes and times of its files. ``verify=True`` reads them and compares their content, as for any other loader.
@@ -118,7 +121,8 @@ def extract(
         raise ArgumentError(f"{processes.size} processes share their features through a store on disk; give store=")
     if on_bad not in (choices := get_args(OnBad)):
         raise ArgumentError(f"on_bad={on_bad!r} must be one of {', '.join(map(repr, choices))}")
-    network = unwrap(model)
+    model = as_model(model)
+    network, prepared = unwrap(model), preprocessing_record(preprocessing, loader)
     with eval_mode(model, device) as target, _naming_dead_workers():
         run = Run(
             forward=ForwardPass(network, head, layers, optional_head=optional_head, multilabel=multilabel),
@@ -129,11 +133,14 @@ def extract(
             dtype=dtype,
             on_bad=on_bad,
             names=class_names(network, None if labels is False else loader, classes),
-            on_first=on_first,
+            on_batch=on_batch,
+            transform=image_transform(prepared),
             progress=progress and processes.rank == 0,
         )
         if store is None:
-            return _warn_of_bad_rows(_in_memory(run, loader))
+            features = _in_memory(run, loader)
+            warn_of_labels(run.agreements)
+            return _warn_of_bad_rows(features)
         path, request = Path(store), (layers, steps)
         with processes.raise_together():
             processes.all_gather(None)  # an extraction that failed may still be leaving the store
@@ -146,7 +153,7 @@ def extract(
                 "labels": labels,
                 "classes": None if classes is None else list(map(str, classes)),
                 "multilabel": multilabel,
-                "preprocessing": preprocessing_record(preprocessing, loader),
+                "preprocessing": prepared,
                 "amp": None if amp is None else str(amp),
             }
             stamp = loader.stamp() if hasattr(loader, "stamp") else None
@@ -156,6 +163,8 @@ def extract(
                     raise DataError(f'{store} leaves out inputs that give NaN or infinite values; pass on_bad="mark"')
                 if verify or not sharing.recognised:
                     into_store(run, loader, sharing, stamp)
+        if processes.rank == 0:
+            warn_of_labels(run.agreements)
     return _warn_of_bad_rows(Features.load(store))
 
 
@@ -224,21 +233,20 @@ class Run:
     dtype: torch.dtype
     on_bad: OnBad
     names: tuple[str, ...]
-    on_first: Callable[[Inputs], None] | None
+    on_batch: Callable[[int, Inputs], None] | None
+    transform: Transform | None
     progress: bool
+    agreements: list[Tensor] = field(default_factory=list)  # of the batches with labels
 
     def batches(self, loader: Iterable[Any]) -> Generator[tuple[Inputs, Tensor | None]]:
         """The loader's batches, with labels as numbers of the model's classes; a terminal shows their progress."""
-        console = Console(stderr=True)
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-        hidden = not (self.progress and console.is_terminal)
-        with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-            task = bar.add_task("extract", total=length_hint(loader) or None)
-            for number, (inputs, labels) in enumerate(self.reader.read(loader)):
-                if number == 0 and self.on_first is not None:
-                    self.on_first(inputs)
-                yield inputs, labels
-                bar.advance(task)
+        batches = tracked(self.reader.read(loader), "extract", length_hint(loader) or None, shown=self.progress)
+        for number, (inputs, labels) in enumerate(batches):
+            if number == 0 and self.transform is not None:
+                images_of(inputs, self.transform)
+            if self.on_batch is not None:
+                self.on_batch(number, inputs)
+            yield inputs, labels
 
     def locate(self, inputs: Inputs) -> None:
         """Locate the last layer on the first batch of the loader, in full precision."""
@@ -262,6 +270,8 @@ class Run:
             good = torch.ones(len(inputs), dtype=torch.bool)
             good[bad] = False
             kept = {name: column[good] for name, column in kept.items()}
+        if "labels" in kept:
+            self.agreements.append(agreement(kept["logits"], kept["labels"]))
         return kept, bad
 
     def _columns(self, inputs: Inputs, labels: Tensor | None) -> Columns:
@@ -285,7 +295,9 @@ class Run:
                     "may have several classes, else give class indices (labels.argmax(dim=1))"
                 )
         elif labels is not None:
-            columns["labels"] = labels.cpu()
+            if labels.is_floating_point() and not self.forward.single_logit:
+                raise not_labels(labels)
+            columns["labels"] = labels.long().cpu()
         return columns
 
     def head(self) -> Head | None:
@@ -302,8 +314,7 @@ class Run:
             raise ArgumentError(f"classes= has {len(names)} names, but the model has {classes} classes; name each")
         warnings.warn(
             f"{len(names)} class folders were numbered 0 to {len(names) - 1}, but the model has {classes} classes, so "
-            "labels may be wrong; give the model's class names (classes=, --classes) or no labels (labels=False, "
-            "--no-labels)",
+            f"labels may be wrong; {LABELS_REMEDY}",
             stacklevel=4,
         )
         return ()

@@ -14,6 +14,7 @@ from oodles.errors import HeadError, OodlesError
 from oodles.features import Head
 from oodles.network.candidates import LocatedHead
 from oodles.network.head import locate_head
+from oodles.network.onnx_model import OnnxModel, OnnxTap
 from oodles.network.outputs import is_multilabel, logits_of
 from oodles.network.probes import rejected
 from oodles.network.reductions import read_layer
@@ -63,7 +64,7 @@ class ForwardPass:
         self.layers = tuple(layers)
         self.convolutional = has_convolutions(network)
         self.located: LocatedHead | None = None
-        self._tap: Tap | None = None
+        self._tap: Tap | OnnxTap | None = None
         self._declared_multilabel = multilabel
         self._outputs = 0  # how many numbers the network returns for an input, once that is known
 
@@ -73,18 +74,26 @@ class ForwardPass:
         pieces = inputs.split(batch_size or (CPU_ROWS if on_cpu else len(inputs)))
         return [piece.map(_channels_last) for piece in pieces] if on_cpu else pieces
 
-    def find_head(self, inputs: Inputs) -> Tap:
+    def find_head(self, inputs: Inputs) -> Tap | OnnxTap:
         """A tap on the last layer and the inner ones; the head is located once, on the first inputs."""
         if self._tap is None:
             if self.head is not False:
                 self.located = self._locate(inputs)
-            self._tap = Tap(self.network, self.located.points if self.located else (), self.layers)
+            points = self.located.points if self.located else ()
+            if isinstance(self.network, OnnxModel):
+                self._tap = self.network.tap(points)
+            else:
+                self._tap = Tap(self.network, points, self.layers)
         return self._tap
 
     def _locate(self, inputs: Inputs) -> LocatedHead | None:
         # outside inference mode, because the head's weights take part in backward passes
         with torch.inference_mode(False), torch.no_grad():
             try:
+                if isinstance(self.network, OnnxModel):
+                    from oodles.network.onnx_head import locate_graph_head  # which needs onnx
+
+                    return locate_graph_head(self.network, inputs, self.head or None)
                 return locate_head(self.network, inputs, self.head or None)
             except HeadError as error:
                 if not self.optional_head:
@@ -103,6 +112,11 @@ class ForwardPass:
             return self._declared_multilabel
         shown = is_multilabel(self.network) or (self.located is not None and self.located.multilabel)
         return shown and self._outputs != 1
+
+    @property
+    def single_logit(self) -> bool:
+        """Whether the network returns one number for an input, known after the first batch."""
+        return self._outputs == 1
 
     def feature_head(self) -> Head | None:
         """The head that gives the column ``logits`` from the column ``embedding``; None if only logits are kept."""
@@ -124,7 +138,7 @@ class ForwardPass:
         if self.located is not None:
             self.located.check(seen.columns["embedding"], seen.output)
         if not self._outputs:
-            self._examine(seen.output)
+            self._examine(*seen)
         return seen
 
     def trace(self, call: Callable[[nn.Module], Any]) -> Pass:
@@ -146,8 +160,8 @@ class ForwardPass:
             columns["logits"] = F.pad(columns["logits"], (1, 0))
         return Pass(output, columns | {LAYER + name: activation for name, activation in kept.items()})
 
-    def _examine(self, output: Tensor) -> None:
-        """Report a first output that may be probabilities, and a single logit, which is taken as two classes."""
+    def _examine(self, output: Tensor, columns: Columns) -> None:
+        """Report a first output that may be probabilities or sigmoids, or a single logit, taken as two classes."""
         name, outputs = type(self.network).__name__, output.shape[1]
         probable = self.located is None and bool(((output >= 0) & (output <= 1)).all())
         if probable and outputs == 1:
@@ -161,7 +175,24 @@ class ForwardPass:
             warnings.warn(
                 f"{name} returns probabilities, used as if they were logits; return the logits instead", stacklevel=3
             )
+        elif self._declared_multilabel is None and not self.multilabel and _like_sigmoids(columns["logits"]):
+            warnings.warn(
+                f"{name} may be multi-label: many inputs have no likely class or several, as with a sigmoid per class; "
+                "pass multilabel=True (--multilabel) if an input may have several classes, else multilabel=False",
+                stacklevel=3,
+            )
         self._outputs = outputs
+
+
+def _like_sigmoids(logits: Tensor) -> bool:
+    """Whether many rows have no positive logit, or several among many negative ones, and some row has a positive one.
+
+    A softmax is free to shift the logits of a row. Descent keeps their mean at 0 and Adam lets it fall, but seldom so
+    far that no class is positive. Negative distances never are.
+    """
+    top, positive = logits.topk(2, dim=1).values, (logits > 0).double().mean(dim=1)
+    like = (logits.mean(dim=1) < -1) & ((top[:, 0] < -1) | ((top[:, 1] > 1) & (positive <= 0.1)))
+    return float(like.double().mean()) > 0.1 and bool((top[:, 0] > 1).any())
 
 
 def _channels_last(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Read what a model returns and says about its classes: where the logits are, the names, one class or several."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from oodles.columns import PRECISIONS, dtype_name, is_dense
 from oodles.errors import ArgumentError, DataError, HeadError
 
+LABELS_REMEDY = "give the model's class names (classes=, --classes) or no labels (labels=False, --no-labels)"
 EMBEDDING_KEYS = ("embed", "hidden", "pool", "feature", "attention")  # of outputs that are not logits
 
 
@@ -134,3 +136,21 @@ def is_multilabel(model: nn.Module) -> bool:
     """Whether the model's configuration says that an input may have several classes."""
     config: Any = getattr(model, "config", None)
     return getattr(config, "problem_type", None) == "multi_label_classification"
+
+
+def agreement(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the number of rows, of those whose label is the predicted class, and the sum of their confidences."""
+    right, confidence = logits.argmax(dim=1) == labels, logits.double().softmax(dim=1).amax(dim=1)
+    return torch.stack([torch.ones_like(confidence), right.double(), confidence]).sum(dim=1)
+
+
+def warn_of_labels(batches: Sequence[Tensor]) -> None:
+    """Warn if the accuracy is significantly below half the mean confidence: labels may be numbered differently."""
+    rows, right, confidence = sum(batches, torch.tensor([1e-9, 0, 0])).tolist()
+    if right / rows + rows**-0.5 < confidence / rows / 2:
+        warnings.warn(
+            f"the model's accuracy by these labels is {right / rows:.1%}, though its mean confidence is "
+            f"{confidence / rows:.1%}: are inputs preprocessed as in training, and labels numbered in the order of the "
+            f"model's classes? If not, {LABELS_REMEDY}",
+            stacklevel=3,
+        )

@@ -136,7 +136,10 @@ def probe_like(inputs: Inputs) -> Probe | None:
 
 def image_probe(preprocessing: Mapping[str, Any] | None) -> Probe | None:
     """A probe for a model of which only the size of its images is known."""
-    return None if preprocessing is None else Probe([Noise([ROWS, 3, *[preprocessing["size"]] * 2], "float32")], {})
+    if preprocessing is None or "size" not in preprocessing:
+        return None
+    shape = len(preprocessing["mean"]), preprocessing["size"], preprocessing["size"]
+    return Probe([Noise([ROWS, *shape], "float32")], {})
 
 
 def _describe(value: Any) -> Noise | Numbers | Plain:

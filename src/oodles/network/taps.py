@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import RLock, get_ident
 from typing import Any
 
@@ -152,8 +153,26 @@ def usable_device(name: torch.device | str) -> torch.device:
     return device
 
 
+def check_model(model: object) -> None:
+    """Raise unless ``model`` is a network; the error says what to give in its place."""
+    if isinstance(model, nn.Module):
+        return
+    parts = [name for name in ("module_", "model") if isinstance(getattr(model, name, None), nn.Module)]
+    if parts:  # of skorch, fastai, transformers' pipelines
+        remedy = f"give the network inside it, which is its .{parts[0]}"
+    elif isinstance(model, str | Path | Mapping):
+        remedy = "build the network, load its weights, and give the network; or the path of an ONNX file, in .onnx"
+    elif isinstance(model, type):
+        remedy = f"give an instance of it, {model.__name__}(...)"
+    else:
+        remedy = "for any other model, fit a detector on its numbers: KNN().fit(Features(embedding, logits=logits))"
+    shown = repr(model) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+    raise ArgumentError(f"the model is {shown}, not a torch.nn.Module; {remedy}")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The network inside DistributedDataParallel, DataParallel and ``torch.compile`` wrappers."""
+    check_model(model)
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):

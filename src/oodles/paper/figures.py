@@ -26,7 +26,7 @@ from oodles.paper.analysis import (
     variances,
 )
 from oodles.paper.sweep import SWEEP_GRID, sweep
-from oodles.records.files import write_bytes
+from oodles.records.files import Kind, write_bytes
 
 NEAR_ZERO = 0.01
 Rows = Iterable[Sequence[object]]
@@ -124,7 +124,13 @@ def write_csv(path: Path, columns: Sequence[str], rows: Rows) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(rows)
-    write_bytes(path, text.getvalue().encode())
+    content = text.getvalue().encode()
+    write_bytes(path, content, Kind("a table of these columns", lambda other: _names(other) == _names(content)))
+
+
+def _names(table: bytes) -> set[bytes]:
+    """Return the names of columns without the numbers of units."""
+    return {name.rstrip(b"0123456789") for name in table.partition(b"\n")[0].split(b",")}
 
 
 def _sweep(train: Features, test: Features, ood: Mapping[str, Features]) -> tuple[Figure, Sequence[str], Rows]:

@@ -1,5 +1,6 @@
 """Atomic writes, locks, checksums, and JSON records that carry their own checksum and perhaps a signature.
 
+Every file is written by :func:`write_with`, which never replaces a file that is not an earlier output of the same kind.
 A saved object is a folder with one record, which names every other file and its SHA-256. A writer holds the folder's
 lock, writes those files, then replaces the record, which is the moment the new object takes the place of the old one,
 and then removes files that the record no longer names. It can be killed at any time: what is loaded is the old object
@@ -11,13 +12,14 @@ import hashlib
 import hmac
 import json
 import os
+import secrets
+import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -29,8 +31,9 @@ Record = dict[str, Any]
 Key = bytes | str | Path
 """A secret of at least 16 bytes, or the file that holds it."""
 
-LOCK, TEMPORARY = ".lock", ".writing-"
-ABANDONED = 3600  # seconds after which a temporary file that has not grown is one that a killed process left
+LOCK, TEMPORARY = ".lock", ".oodles-"
+ABANDONED = 86_400  # seconds after which a temporary file that has not grown is one that a killed process left
+LOOKED_AT = 1 << 16  # bytes at the beginning and at the end of a file by which its kind is recognised
 MAX_BYTES, MAX_DEPTH = 1 << 24, 64  # of a record
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 
@@ -51,43 +54,122 @@ class TensorFile(Struct, forbid_unknown_fields=True):
     sha256: Digest
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically, so that no reader sees half a file."""
-    write_with(path, lambda temporary: temporary.write_bytes(content))
+class Kind(NamedTuple):
+    """A kind of output: what messages call it, and whether the first and last bytes of a file are those of one."""
+
+    name: str
+    recognise: Callable[[bytes], bool]
 
 
-def write_with(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file, force it to disk, then rename it to ``path``."""
+def marked(name: str, *marks: bytes) -> Kind:
+    """Return a kind whose files have every one of ``marks`` near the beginning or the end."""
+    return Kind(name, lambda content: all(mark in content for mark in marks))
+
+
+def record_kind(kind: str) -> Kind:
+    """Return the kind of the records that :func:`write_record` writes."""
+    return marked(f"a record of kind {kind!r}", f'{{\n "kind": {json.dumps(kind)}'.encode(), b'\n "seal": "')
+
+
+OWNED = marked("a part of a saved object")  # in a folder whose record was checked, or named after its checksum
+
+
+def check_output(path: Path, kind: Kind, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise unless ``path`` is free, empty, or an earlier output of the same kind that is not among the ``inputs``."""
+    if not os.path.lexists(path):
+        return
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; give the name of a file")
+    if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs):
+        raise ArgumentError(f"{path} is an input, which an output never replaces; give another name")
+    try:
+        with open_regular(path) as file:
+            content = file.read(LOOKED_AT)
+            file.seek(max(LOOKED_AT, os.fstat(file.fileno()).st_size - LOOKED_AT))
+            content += file.read()
+    except OSError:
+        content = b"not a file that can be read"
+    if content.strip() not in (b"", b"[]") and not kind.recognise(content):
+        raise FileError(f"{path} exists and is not {kind.name} that oodles wrote; give another name, or move it away")
+
+
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change whenever a file, its mode or its times do; None if there is no file."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None
+
+
+def write_bytes(path: Path, content: bytes, kind: Kind, *, instead_of: tuple[int, ...] | None = None) -> None:
+    """Write ``content`` to ``path`` atomically, so that no reader sees half a file; see :func:`write_with`."""
+    write_with(path, lambda temporary: temporary.write_bytes(content), kind, instead_of=instead_of)
+
+
+def write_with(
+    path: Path, write: Callable[[Path], object], kind: Kind, *, instead_of: tuple[int, ...] | None = None
+) -> None:
+    """Let ``write`` fill a temporary file, force it to disk, then rename it to ``path``; see :func:`check_output`.
+
+    With ``instead_of``, a stamp of ``path``, raise if somebody else has replaced the file meanwhile.
+    """
+    check_output(path, kind)
+    with replacing(path) as temporary:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
+        write(temporary)
+        with temporary.open("r+b") as file:
+            os.fsync(file.fileno())
+        if instead_of is not None and stamp_of(path) != instead_of:
+            raise FileError(f"{path} was replaced by somebody else meanwhile; it is left as it is now, try again")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the name of a temporary file or folder, which takes the place of ``path`` at the end, or else is removed."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_temporaries(path.parent, ABANDONED)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}{TEMPORARY}", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}{path.suffix}")
         try:
-            write(temporary)
-            with temporary.open("r+b") as file:
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
+            yield temporary
             temporary.replace(path)
+            sync_folder(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            remove(temporary)
+
+
+def sync_folder(path: Path) -> None:
+    """Force the names in a folder to disk; some file systems cannot."""
+    with suppress(OSError):
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there and that is possible."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def remove_temporaries(folder: Path, seconds: float = 0) -> None:
-    """Delete the temporary files of killed processes: those that have not been written to for some seconds."""
+    """Delete the temporary files of killed processes, which have not been written to for some seconds, and folders."""
     for path in folder.glob(f".*{TEMPORARY}*"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime >= seconds:
-                path.unlink()
+            if time.time() - path.lstat().st_mtime >= (ABANDONED if path.is_dir() else seconds):
+                remove(path)
 
 
 def remove_others(folder: Path, stem: str, keep: str) -> None:
     """Delete the files of tensors that were written under ``stem``, except ``keep``."""
-    for path in folder.glob(f"{stem}-*.safetensors"):
+    for path in folder.glob(f"{stem}-{'[0-9a-f]' * 12}.safetensors"):
         if path.name != keep:
-            with suppress(OSError):
-                path.unlink()
+            remove(path)
 
 
 @contextmanager
@@ -113,6 +195,7 @@ def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """While ``path`` is written, what the operating system refuses becomes a :class:`FileError` with a remedy."""
+    check_path(path)
     try:
         yield
     except FileError:
@@ -126,6 +209,12 @@ def writing(path: Path) -> Iterator[None]:
         raise refused from None
 
 
+def check_path(path: Path) -> None:
+    """Raise if the operating system has no file of such a name."""
+    if "\0" in str(path):
+        raise FileError(f"{str(path)!r} has a NUL character, which no path can have; give another path")
+
+
 def _remedy(code: int) -> str:
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free some space or choose a folder on another disk, then run the same again"
@@ -135,19 +224,20 @@ def _remedy(code: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a regular file in hexadecimal."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def write_record(path: Path, record: Mapping[str, Any], key: bytes | None = None) -> None:
     """Write ``record`` as JSON, with the SHA-256 of everything else in it as ``seal``; with a key also signed."""
-    write_bytes(path, record_bytes(record, path, key))
+    write_bytes(path, record_bytes(record, path, key), record_kind(record["kind"]))
 
 
 def record_bytes(record: Mapping[str, Any], source: object, key: bytes | None = None) -> bytes:
     """What :func:`write_record` writes to ``source``."""
-    body = {name: value for name, value in record.items() if name != "signature"}
+    # the kind comes first, so that it is recognised at a glance
+    body = {"kind": record["kind"], **{name: value for name, value in record.items() if name != "signature"}}
     if key is not None:
         body["signature"] = _signature(body, key)
     content = (json.dumps({**body, "seal": checksum(body)}, indent=1) + "\n").encode()
@@ -258,6 +348,7 @@ def read_regular(path: Path, most: int | None = None, *, links: bool = False, re
 
 def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
     """A file of at most ``most`` bytes to read from; no device or pipe: one that nobody writes to would block."""
+    check_path(path)
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
     found = os.fstat(file.fileno())
     problem = "is not a regular file" if not stat.S_ISREG(found.st_mode) else ""

@@ -13,7 +13,7 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 from oodles.errors import FileError
-from oodles.records.files import Record, member, read_regular, write_bytes
+from oodles.records.files import OWNED, Record, member, read_regular, write_bytes
 from oodles.records.text import one_line
 
 ATTEMPTS, PAUSE = 20, 0.01  # how often and after how many seconds a file that was just replaced is looked for again
@@ -28,19 +28,19 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> Rec
     content = serialise(tensors)
     digest = hashlib.sha256(content).hexdigest()
     file = f"{stem}-{digest[:12]}.safetensors"
-    write_bytes(folder / file, content)
+    write_bytes(folder / file, content, OWNED)
     return {"file": file, "sha256": digest}
 
 
-def serialise(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as safetensors bytes; those that share memory (tied weights, slices) are written separately."""
+def serialise(tensors: Mapping[str, Tensor], notes: dict[str, str] | None = None) -> bytes:
+    """Tensors as safetensors bytes with ``notes``; those that share memory (tied weights, slices) are separate."""
     written: dict[int, str] = {}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     separate = {
         name: tensor if written.setdefault(tensor.untyped_storage().data_ptr(), name) == name else tensor.clone()
         for name, tensor in plain.items()
     }
-    return serialise_tensors(separate)
+    return serialise_tensors(separate, notes)
 
 
 def read_tensors(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -20,10 +20,12 @@ from oodles.data.limits import PIXELS
 from oodles.data.readers import SUFFIXES, decode, open_image
 from oodles.errors import ArgumentError
 from oodles.metrics import Interval
-from oodles.records.files import write_bytes
+from oodles.records.files import check_output, marked, write_bytes
 from oodles.records.text import printable
 
 SCHEMA = 1
+PAGE = marked("a report", b'<meta name="generator" content="oodles ')
+FACTS = marked("the JSON of a report", b'\n "oodles": "', b'\n "parts": [')
 MAX_PICTURES = 64
 SIDE = 112  # pixels of the longer side of a picture
 QUALITY = 80
@@ -205,8 +207,8 @@ def write_report(path: str | Path, *parts: Part, title: str = "Out-of-distributi
         raise ArgumentError("a report needs at least one part; give rows, a guard with features, or scored inputs")
     title, beside = printable(title), path.with_suffix(".json")
     page, record = render(parts, title).encode(), _json(parts, title).encode()
-    write_bytes(beside, record)
-    write_bytes(path, page)
+    write_bytes(beside, record, FACTS)
+    write_bytes(path, page, PAGE)
     return beside
 
 
@@ -214,8 +216,8 @@ def check_name(path: Path) -> None:
     """Raise unless a report can be written to a file of this name."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise ArgumentError(f"{path} must end in .html; the same facts are written beside it as .json")
-    if path.is_dir():
-        raise ArgumentError(f"{path} is a folder; give the name of an HTML file")
+    check_output(path, PAGE)
+    check_output(path.with_suffix(".json"), FACTS)
 
 
 def render(parts: tuple[Part, ...], title: str) -> str:

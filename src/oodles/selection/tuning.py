@@ -60,7 +60,7 @@ def tune(
     labelled = labels is not False and (bool(against) or store is not None)
     reader = BatchReader(unwrap(model), labels if labelled else False)
     images = _HeldOut(reader, loader, max_images, bool(against))
-    options["progress"] = False
+    options.setdefault("progress", False)
     home = None if store is None else store / "held_out"
     plain, *held_out = extract_each(model, images, [((), ()), *wanted.values()], store=home, labels=labelled, **options)
     adversarial: dict[NetworkDetector, Features] = {}

@@ -6,12 +6,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+import msgspec
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -20,19 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oodles import __version__
 from oodles.errors import FileError, OodlesError
 from oodles.serve import protocol, routes
+from oodles.serve.access import authorise
 from oodles.serve.bodies import REFERENCE, REQUESTS, ErrorBody
 from oodles.serve.pages import add_pages
-from oodles.serve.service import Service, Serving
-from oodles.serve.telemetry import LOGGER, Telemetry, log
+from oodles.serve.service import Service
+from oodles.serve.telemetry import LOGGER, log
 
 CLIENT_GONE = 499  # the status, in logs and metrics alone, of a request whose client did not wait for the answer
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
 QUIET = ("/v2/health/live", "/v2/health/ready", "/metrics")  # asked every few seconds by machines
-Credentials = Annotated[
-    HTTPAuthorizationCredentials | None,
-    Depends(HTTPBearer(auto_error=False, description="The service's token, if it has one.")),
-]
 
 
 class _App(FastAPI):
@@ -41,9 +37,8 @@ class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Describe all routes."""
         if self.openapi_schema is None:
-            kinds = [(each, "validation") for each in REQUESTS]
-            _, bodies = models_json_schema(kinds, ref_template=REFERENCE)  # type: ignore[arg-type]
-            super().openapi()["components"]["schemas"] |= bodies["$defs"]
+            _, bodies = msgspec.json.schema_components(REQUESTS, ref_template=REFERENCE)
+            super().openapi()["components"]["schemas"] |= bodies
         return super().openapi()
 
 
@@ -67,32 +62,26 @@ def make_app(service: Service) -> ASGIApp:
         description="Tells you when not to trust a prediction.",
         docs_url=None,  # FastAPI's would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
+        root_path=service.settings.root_path,
         lifespan=lifespan,
     )
     app.state.service = service
     app.include_router(protocol.health)
     app.include_router(routes.metrics)
     for router in (routes.router, protocol.router):
-        app.include_router(router, dependencies=[Depends(_authorise)])
+        app.include_router(router, dependencies=[Depends(authorise)])
     add_pages(app)
     _add_error_handlers(app)
     if service.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.settings.cors_origin,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["Authorization", "Content-Type", "Content-Encoding", "X-Request-Id", protocol.LENGTH],
+            expose_headers=["X-Request-Id", "Retry-After", protocol.LENGTH],
         )
-    return RequestLog(app, service.telemetry)
-
-
-async def _authorise(service: Serving, credentials: Credentials) -> None:
-    """Raise for a request without the service's token; probes, metrics and pages without data need none."""
-    token = service.settings.token
-    given = "" if credentials is None else credentials.credentials
-    if token is not None and not secrets.compare_digest(given.encode("latin-1", "replace"), token.encode()):
-        message = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
-        raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+    return RequestLog(app, service)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -113,7 +102,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(OodlesError)
     async def refuse_inputs(request: Request, error: OodlesError) -> Response:
         # of inputs that the guard does not take, or that ask too much of its files
-        return answer(request, 422 if isinstance(error, FileError) else 400, str(error))
+        message = request.app.state.service.without_paths(str(error))
+        return answer(request, 422 if isinstance(error, FileError) else 400, message)
 
     @app.exception_handler(RequestValidationError)
     async def refuse_parameter(request: Request, error: RequestValidationError) -> Response:
@@ -134,9 +124,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 class RequestLog:
     """Middleware that gives each request an id, headers that browsers heed, a line in the log, and metrics."""
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
-        self._telemetry = telemetry
+        self._service, self._telemetry = service, service.telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -154,14 +144,18 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *HEADERS]
+                if self._service.draining:  # else the client's next request might meet the end of the connection
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
+        # uvicorn leaves out the body of an answer to HEAD, which is a GET for the routes
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self.app(scope, receive, send_with_headers)
+            await self.app(asked, receive, send_with_headers)
         finally:
-            self._record(scope, request_id, status, time.perf_counter() - began)
+            self._record(asked, scope["method"], request_id, status, time.perf_counter() - began)
 
-    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, method: str, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")  # never the address itself, of which there are many
         self._telemetry.requests.labels(route, str(status)).inc()
         self._telemetry.seconds.labels(route).observe(seconds)
@@ -170,7 +164,8 @@ class RequestLog:
         log(
             "request",
             request_id=request_id,
-            method=scope["method"],
+            client=(scope.get("client") or (None,))[0],
+            method=method,
             path=scope["path"][:200],
             status=status,
             ms=round(1000 * seconds, 1),

@@ -65,22 +65,22 @@ class Batcher(Generic[Key, Answer]):
         self._thread.join()
 
     def _loop(self) -> None:
-        while batch := self._next_batch():
+        while (batch := self._next_batch()) is not None:
             started = [item for item in batch if item.future.set_running_or_notify_cancel()]
             if started:
                 self._answer(started)
 
-    def _next_batch(self) -> list[_Item[Key, Answer]]:
-        """Wait for the oldest input and those that can be run with it; empty once the batcher is closed."""
+    def _next_batch(self) -> list[_Item[Key, Answer]] | None:
+        """Wait for the oldest input and those that can be run with it; None once the batcher is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
-                return []
+                return None
             first = self._waiting[0]
 
             def full() -> bool:
-                same = (rows_of(item.inputs) for item in self._waiting if item.key == first.key)
-                return self._closed or sum(same) >= self._max_batch
+                same = (item for item in self._waiting if item.key == first.key and not item.future.cancelled())
+                return self._closed or sum(rows_of(item.inputs) for item in same) >= self._max_batch
 
             self._changed.wait_for(full, first.arrived + self._max_wait - time.monotonic())
             return self._take()
@@ -89,6 +89,8 @@ class Batcher(Generic[Key, Answer]):
         taken: list[_Item[Key, Answer]] = []
         rows, others = 0, deque[_Item[Key, Answer]]()
         for item in self._waiting:
+            if item.future.cancelled():
+                continue
             more = rows + rows_of(item.inputs)
             if not taken or (item.key == taken[0].key and more <= self._max_batch):
                 taken.append(item)

@@ -2,76 +2,87 @@
 
 from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from pydantic import BaseModel, ConfigDict, Field
 
 from oodles.monitor import Alert
 
 MAX_DIMENSIONS = 8
+NULL = msgspec.Raw(b"null")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+# Requests: by msgspec, which skips what is not asked for and leaves numbers as text until their shape is known ------
 
 
-# Requests -----------------------------------------------------------------------------------------
+class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Either the model's inputs by name, as nested lists of numbers, or texts."""
+
+    inputs: dict[str, msgspec.Raw] | None = None
+    texts: Annotated[list[str], Meta(min_length=1)] | None = None
 
 
-class ScoreRequest(_Strict):
-    """Either the model's inputs by name, or texts."""
-
-    inputs: dict[str, Any] | None = Field(default=None, description="The model's inputs by name, as nested lists.")
-    texts: list[str] | None = Field(default=None, min_length=1)
-
-
-class ThresholdRequest(_Strict):
+class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A new threshold."""
 
-    value: float = Field(allow_inf_nan=False)
+    value: float
 
 
 # those of the Open Inference Protocol may have fields that are not used here
-class RequestTensor(BaseModel):
-    """An input with its numbers, or with the number of its bytes after the JSON (`binary_data_size`)."""
+class Parameters(msgspec.Struct):
+    """Which tensors are bytes after the JSON."""
+
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+    binary_data_output: bool = False
+
+
+class RequestTensor(msgspec.Struct):
+    """An input with its numbers or texts, or with the number of its bytes after the JSON (`binary_data_size`)."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=1)]] = Field(max_length=MAX_DIMENSIONS)
+    shape: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=MAX_DIMENSIONS)]
     datatype: str
-    data: list[Any] | None = None
-    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
+    parameters: Parameters | None = None
 
 
-class RequestOutput(BaseModel):
+class RequestOutput(msgspec.Struct):
     """An output that is asked for; as bytes after the JSON with `binary_data`."""
 
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: Parameters | None = None
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(msgspec.Struct):
     """Tensors to run a guard on."""
 
+    inputs: Annotated[list[RequestTensor], Meta(min_length=1)]
     id: str | None = None
-    inputs: list[RequestTensor] = Field(min_length=1)
     outputs: list[RequestOutput] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: Parameters | None = None
 
 
 REQUESTS = (ScoreRequest, ThresholdRequest, InferenceRequest)
-REFERENCE = "#/components/schemas/{model}"
+REFERENCE = "#/components/schemas/{name}"
 BINARY = {"type": "string", "format": "binary"}
 
 
-def describe_body(model: type[BaseModel], **others: Any) -> dict[str, Any]:
-    """Describe what a route takes that reads its body itself: JSON of this model, or ``others`` by content type.
+def describe_body(kind: type[msgspec.Struct], **others: Any) -> dict[str, Any]:
+    """Describe what a route takes that reads its body itself: JSON of this kind, or ``others`` by content type.
 
     FastAPI would read a body before the token is checked, and without limits.
     """
-    content = {"application/json": {"$ref": REFERENCE.format(model=model.__name__)}, **others}
-    described = {kind: {"schema": schema} for kind, schema in content.items()}
+    content = {"application/json": {"$ref": REFERENCE.format(name=kind.__name__)}, **others}
+    described = {each: {"schema": schema} for each, schema in content.items()}
     return {"requestBody": {"required": True, "content": described}}
 
 
 # Answers ------------------------------------------------------------------------------------------
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
 class ErrorBody(_Strict):
@@ -86,7 +97,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The body is empty, malformed, or has other inputs than the guard takes.",
         401: "The token is missing or wrong.",
-        403: "The service has no token, so nothing can be changed.",
+        403: "Changes need the admin token.",
         404: "There is no guard of this name.",
         408: "The body did not arrive in time.",
         413: "The body, an image or the number of inputs is too large.",
@@ -159,7 +170,7 @@ class GuardBody(_Strict):
     name: str
     version: str
     detector: str
-    takes: str = Field(description="images or arrays")
+    takes: str = Field(description="images, files or arrays")
     texts: bool = Field(description="Whether texts are taken too.")
     inputs: list[InputBody]
     class_names: list[str]
@@ -183,7 +194,7 @@ class GuardsBody(_Strict):
     """All guards."""
 
     guards: list[GuardBody]
-    can_save: bool = Field(description="Whether thresholds can be changed, with a token.")
+    can_save: bool = Field(description="Whether thresholds can be changed, with the admin token.")
     limits: LimitsBody
 
 
@@ -248,6 +259,7 @@ class MonitorBody(_Strict):
     windows: list[WindowBody] = Field(description="Oldest first, at most 200.")
     alarm: Alert | None = Field(description="The one that stands.")
     alarms: int = Field(description="Alarms so far.")
+    acknowledged: bool = Field(description="Whether somebody has seen the one that stands.")
     evidence: EvidenceBody
     whole_stream: WholeStreamBody
     scores: ScoresBody | None

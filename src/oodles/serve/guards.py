@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,18 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import HTTPException
+from filelock import FileLock, Timeout
 
 from oodles.calibration import Threshold
 from oodles.deploy.artefact import Arrays, rows_of
-from oodles.deploy.exported import INPUT, ArrayVerdict, ExportedGuard
+from oodles.deploy.exported import INPUT, ExportedGuard
+from oodles.deploy.verdict import ArrayVerdict
 from oodles.errors import FileError, OodlesError
-from oodles.monitor import Alert, AlertRule, Monitor
+from oodles.monitor import AlertRule, Monitor
+from oodles.records.files import stamp_of
 from oodles.serve.batching import Batcher
 from oodles.serve.inputs import TextTokenizer
 from oodles.serve.settings import Settings
 from oodles.serve.telemetry import Telemetry, log
 
-Stamp = tuple[int, int, int] | None
 MAX_RETRY = 30  # seconds
 
 
@@ -62,22 +64,24 @@ class ServedGuard:
         source: Source,
         settings: Settings,
         telemetry: Telemetry,
-        alerted: Callable[[Alert, str], None] | None = None,
+        alerted: Callable[..., None] | None = None,
     ) -> None:
         self.name, self.path = source.name, source.path
         self.reload_error: str | None = None
         self._source, self._settings, self._telemetry = source, settings, telemetry
         self._alerted = alerted
         self._rule = AlertRule(false_alarm_every=settings.false_alarm_every)
-        self._state = None if settings.state is None else settings.state / f"{self.name}.monitor.json"
+        self._state = self._own_state(settings)
         self._observing = threading.Lock()
         self._changing = threading.Lock()
         self._in_progress, self._seconds_per_row = 0, 0.0
-        self._stamp = self._current_stamp()
+        self._stamp = stamp_of(self.path)
         self.version = self._open()
         self._batcher: Batcher[BatchKey, ArrayVerdict] = Batcher(
             self._run, max_batch=settings.max_batch, max_wait=settings.max_wait_ms / 1000, name=self.name
         )
+        for verdict in ("id", "ood", "error"):
+            telemetry.inputs.labels(self.name, verdict)
         self._show_version()
         telemetry.waiting.labels(self.name).set_function(lambda: self._in_progress)
 
@@ -106,6 +110,16 @@ class ServedGuard:
         with self._observing:
             self.version.monitor.count_errors(number)
         self._telemetry.inputs.labels(self.name, "error").inc(number)
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count an input that cannot be scored if the block refuses it; one that may be sent again is not counted."""
+        try:
+            yield
+        except (HTTPException, OodlesError) as error:
+            if getattr(error, "status_code", 400) != 503:
+                self.count_errors(1)
+            raise
 
     def _run(self, key: BatchKey, parts: Sequence[Arrays]) -> list[ArrayVerdict]:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -136,17 +150,26 @@ class ServedGuard:
                 p_value=verdict.p_value[finite],
                 label=verdict.label[finite],
                 is_id=accepted[finite],
+                time=time.time(),
             )
             version.monitor.count_errors(int(counts["error"]))
-            inputs, rejected = version.monitor.inputs, version.monitor.rejected
-            alarm = version.monitor.alert
-        self._telemetry.alarm.labels(self.name).set(alarm is not None)
-        self._telemetry.rate.labels(self.name).set(rejected / inputs if inputs else 0.0)
-        self._telemetry.rate_limit.labels(self.name).set(version.monitor.upper)
+            self._show_monitor()
         for alert in alerts:
             log("alarm", level=logging.WARNING, guard=self.name, **alert.as_record())
             if self._alerted is not None:
-                self._alerted(alert, self.name)
+                self._alerted(alert, self.name, version=version.guard.version)
+
+    def _show_monitor(self) -> None:
+        monitor = self.version.monitor
+        self._telemetry.alarm.labels(self.name).set(monitor.alert is not None and not monitor.acknowledged)
+        self._telemetry.rate.labels(self.name).set(monitor.rejected / monitor.inputs if monitor.inputs else 0.0)
+        self._telemetry.rate_limit.labels(self.name).set(monitor.upper)
+
+    def acknowledge(self) -> None:
+        """Note that somebody has seen the alarm that stands: the metric is 0 until there is another."""
+        with self._observing:
+            self.version.monitor.acknowledge()
+            self._show_monitor()
 
     def status(self) -> dict[str, Any]:
         """What the monitor knows, for JSON."""
@@ -170,9 +193,6 @@ class ServedGuard:
     def set_threshold(self, value: float) -> None:
         """Accept what scores at least ``value`` from now on, here and in the guard's files."""
         with self._changing:
-            if self._current_stamp() != self._stamp:
-                message = f"the files of {self.name} have changed; try again once they are loaded"
-                raise HTTPException(503, message, {"Retry-After": "5"})
             guard = self.version.guard
             scores = guard.threshold.id_scores
             if scores is None:
@@ -184,21 +204,25 @@ class ServedGuard:
             rate = min(max(float((scores >= value).mean()), edge), 1 - edge)
             threshold = Threshold(value, rate, guard.threshold.calibration_size)
             changed = guard.with_threshold(threshold)
-            guard.save_threshold(threshold)
-            self._stamp = self._current_stamp()
+            guard.save_threshold(threshold)  # the files are looked at again later, and found to be this version
             self.reload_error = None
             self._replace(Version(changed, self._monitor_of(changed), self.version.tokenizer))
 
     def reload(self) -> None:
         """Take over the files if they have changed and are a guard that passes its checks; otherwise keep the old."""
         with self._changing:
-            stamp = self._current_stamp()
+            stamp = stamp_of(self.path)
             if stamp == self._stamp:
                 return
             self._stamp = stamp
             try:
                 version = self._open()
-                if version.guard.identity != self.version.guard.identity:  # else the same files, written again
+                if _kind(version.guard) != _kind(self.version.guard):
+                    raise FileError(
+                        f"{self.path} takes other inputs or has other classes than the guard that is served; restart "
+                        "the service to serve it"
+                    )
+                if version.guard.version != self.version.guard.version:  # else the same files, written again
                     self._replace(version)
                 self.reload_error = None
             except OodlesError as error:
@@ -212,23 +236,30 @@ class ServedGuard:
         self.save_state()
 
     def _open(self) -> Version:
-        guard = ExportedGuard.open(self.path, threads=self._settings.threads)
+        guard = ExportedGuard.open(self.path, device=self._settings.device, threads=self._settings.threads)
         path = self._source.tokenizer
         tokenizer = None if path is None else TextTokenizer(path, guard)
         if guard.transform is not None:  # run it once as it will be run, so that the first request does not pay for it
-            side = guard.transform.resize
+            side, channels = guard.transform.resize, guard.transform.channels
             for rows in sorted({1, self._settings.max_batch}):
-                guard.judge({INPUT: np.zeros((rows, side, side, 3), np.uint8)})
+                guard.judge({INPUT: np.zeros((rows, side, side, channels), np.uint8)})
         return Version(guard, self._monitor_of(guard, self._state), tokenizer)
 
     def _replace(self, version: Version) -> None:
         self.version = version
         self._show_version()
-        log("version", guard=self.name, version=version.guard.identity, threshold=version.guard.threshold.value)
+        log(
+            "version",
+            level=logging.WARNING,
+            guard=self.name,
+            version=version.guard.version,
+            threshold=version.guard.threshold.value,
+        )
 
     def _show_version(self) -> None:
         guard = self.version.guard
-        self._telemetry.guards.labels(self.name).info({"version": guard.identity[:12], "detector": guard.detector})
+        self._show_monitor()
+        self._telemetry.guards.labels(self.name).info({"version": guard.version[:12], "detector": guard.detector})
 
     def _monitor_of(self, guard: ExportedGuard, state: Path | None = None) -> Monitor:
         """Return the monitor as it was before a restart, or a new one if no state of this version is given."""
@@ -240,9 +271,23 @@ class ServedGuard:
                 log("monitor reset", level=logging.WARNING, guard=self.name, reason=str(error))
         return Monitor(guard.threshold, **about)
 
-    def _current_stamp(self) -> Stamp:
-        """What changes with the guard's file; None if there is none."""
-        with suppress(OSError):
-            found = self.path.stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns
-        return None
+    def _own_state(self, settings: Settings) -> Path | None:
+        """Return where the monitor's state is kept; raises if another process keeps its own there."""
+        if settings.state is None:
+            return None
+        replica = "" if settings.replica is None else f"@{settings.replica}"
+        path = settings.state / f"{self.name}{replica}.monitor.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0, thread_local=False)
+            self._lock.acquire()
+        except Timeout:
+            raise FileError(f"{path} is the state of another process; give each a name with --replica") from None
+        except OSError as error:
+            log("state not locked", level=logging.WARNING, guard=self.name, error=str(error))
+        return path
+
+
+def _kind(guard: ExportedGuard) -> tuple[Any, ...]:
+    """Return what clients rely on: the inputs and the classes."""
+    return guard.record["inputs"], guard.class_names, guard.transform is None

@@ -21,11 +21,11 @@ def add_pages(app: FastAPI) -> None:
     own = _read_page()
     _add_page(app, "/", own, f"script-src {_hashes(own, 'script')}; style-src {_hashes(own, 'style')}")
     swagger = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="openapi.json",
         title=f"{app.title} API",
-        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{ASSETS}/favicon.png",
+        swagger_js_url=f"{ASSETS[1:]}/swagger-ui-bundle.js",
+        swagger_css_url=f"{ASSETS[1:]}/swagger-ui.css",
+        swagger_favicon_url=f"{ASSETS[1:]}/favicon.png",
     )
     docs = bytes(swagger.body).decode()
     # Swagger UI writes styles into its elements, which no hash allows

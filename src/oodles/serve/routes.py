@@ -1,16 +1,18 @@
 """``POST /score``: images, arrays and texts in, verdicts out; and the guards, their thresholds and monitors."""
 
 import asyncio
+import logging
 import math
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from oodles.data.readers import FORMATS
 from oodles.deploy.artefact import rows_of
-from oodles.deploy.exported import ArrayVerdict
+from oodles.deploy.verdict import ArrayVerdict
 from oodles.explanation.findings import name_of
 from oodles.records.text import printable
+from oodles.serve.access import administer
 from oodles.serve.bodies import (
     BINARY,
     ERRORS,
@@ -26,9 +28,10 @@ from oodles.serve.bodies import (
     describe_body,
 )
 from oodles.serve.guards import ServedGuard, Version
-from oodles.serve.inputs import image_arrays, request_arrays
-from oodles.serve.reading import parse_json, read_body, read_files
+from oodles.serve.inputs import files_arrays, score_arrays
+from oodles.serve.reading import Upload, parse_json, split_form
 from oodles.serve.service import Service, Serving
+from oodles.serve.telemetry import log
 
 router = APIRouter(responses=ERRORS)
 metrics = APIRouter()  # needs no token
@@ -37,7 +40,7 @@ RAW = ("image/", "application/octet-stream", "application/x-www-form-urlencoded"
 """What a body that is an image may be called; the last is what curl says if it is told nothing."""
 FILES = {"type": "object", "properties": {"file": {"type": "array", "items": BINARY}}}
 MAX_NAME = 255
-MAX_THRESHOLD_BYTES = 10_000
+FILES_AT_ONCE = 4  # of a request, in one thread
 
 
 # Scoring ------------------------------------------------------------------------------------------
@@ -55,66 +58,67 @@ async def score(request: Request, service: Serving, guard: str | None = None, ex
     `{"texts": [...]}` if the guard has a tokenizer. With several images, one that cannot be read is a result with an
     error; alone it gets the status itself. `guard` may be left out if there is only one.
     """
-    settings = service.settings
-    with service.request():
-        served = service.guard(guard)
-        version = served.version
-        kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
+    served = service.guard(guard)
+    version = served.version
+    content_type = request.headers.get("content-type", "application/octet-stream")
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in (JSON, FORM) and not kind.startswith(RAW):
+        raise HTTPException(415, f"the content type {kind[:100]!r} is not one of {FORM}, {JSON}, image/*")
+
+    async def answer(body: bytes) -> ScoreBody:
         if kind == JSON:
-            body = await read_body(request, settings, settings.max_json_bytes)
-            results = await _score_arrays(service, served, version, body, explain)
-        elif kind == FORM:
-            uploads = await read_files(request, settings)
-            results = await _score_images(service, served, version, uploads, explain)
-        elif kind.startswith(RAW):
-            body = await read_body(request, settings, settings.max_bytes)
-            results = await _score_images(service, served, version, [(None, body)], explain)
+            guarded = version.guard, version.tokenizer, service.settings
+            with served.counting_refusals():
+                arrays = await service.in_thread(score_arrays, body, *guarded)
+                with served.admit(rows_of(arrays)):
+                    verdict = await service.judge(served, version, arrays, explain=explain)
+            results = [_result(version, verdict, row, None) for row in range(rows_of(arrays))]
         else:
-            raise HTTPException(415, f"the content type {kind[:100]!r} is not one of {FORM}, {JSON}, image/*")
+            files: list[Upload] = [(None, body)]
+            if kind == FORM:
+                files = await service.in_thread(split_form, body, content_type, service.settings.max_images)
+            results = await _score_images(service, served, version, files, explain)
         request.state.about = {"guard": served.name, "inputs": len(results)}
         threshold = version.guard.threshold.value
-        return ScoreBody(guard=served.name, version=version.guard.identity, threshold=threshold, results=results)
+        return ScoreBody(guard=served.name, version=version.guard.version, threshold=threshold, results=results)
+
+    return await service.respond(request, answer, json=kind == JSON)
 
 
 async def _score_images(
-    service: Service, served: ServedGuard, version: Version, uploads: list[tuple[str | None, bytes]], explain: bool
+    service: Service, served: ServedGuard, version: Version, files: list[Upload], explain: bool
 ) -> list[Result]:
-    """Score files, given as names and contents."""
-    transform = version.guard.transform
-    if transform is None:
+    """Decode files, one part of them after another in one thread, and score each part while the next is decoded."""
+    if version.guard.reads is None:
         names = ", ".join(each["name"] for each in version.guard.record["inputs"])
         raise HTTPException(415, f"{served.name} takes {names} as JSON, not images")
-
-    async def one(content: bytes) -> ArrayVerdict:
-        arrays = await service.in_thread(image_arrays, content, transform, service.settings)
-        return await asyncio.wrap_future(served.submit(version, arrays, explain=explain))
-
-    with served.admit(len(uploads)):
-        async with service.in_time():
-            answers = await asyncio.gather(*(one(content) for _, content in uploads), return_exceptions=True)
+    errors: list[HTTPException | None] = []
+    verdicts: list[asyncio.Future[ArrayVerdict]] = []
+    with served.admit(len(files)):
+        try:
+            for start in range(0, len(files), FILES_AT_ONCE):
+                contents = [content for _, content in files[start : start + FILES_AT_ONCE]]
+                arrays, failed = await service.in_thread(files_arrays, contents, version.guard, service.settings)
+                errors += failed
+                if arrays is not None:
+                    verdicts.append(asyncio.ensure_future(service.judge(served, version, arrays, explain=explain)))
+            answers = await asyncio.gather(*verdicts)
+        finally:
+            for each in verdicts:
+                each.cancel()
+    rows = ((verdict, row) for verdict in answers for row in range(len(verdict.score)))
     results = []
-    for (given, _), answer in zip(uploads, answers, strict=True):
+    for (given, _), error in zip(files, errors, strict=True):
         name = None if given is None else printable(given)[:MAX_NAME]
-        if isinstance(answer, ArrayVerdict):
-            results.append(_result(version, answer, 0, name))
-        elif not isinstance(answer, HTTPException):
-            raise answer
+        if error is None:
+            results.append(_result(version, *next(rows), name))
         else:
             served.count_errors(1)
-            results.append(_failed(answer.status_code, answer.detail, name))
+            results.append(_failed(error.status_code, error.detail, name))
     alone = results[0].error if len(results) == 1 else None
     if alone is not None:
         raise HTTPException(alone.status, alone.message)
     return results
-
-
-async def _score_arrays(
-    service: Service, served: ServedGuard, version: Version, body: bytes, explain: bool
-) -> list[Result]:
-    given = await service.in_thread(parse_json, body, ScoreRequest)
-    arrays = await service.in_thread(request_arrays, given, version.guard, version.tokenizer, service.settings)
-    verdict = await service.answer(served, version, arrays, explain=explain)
-    return [_result(version, verdict, row, None) for row in range(rows_of(arrays))]
 
 
 def _result(version: Version, verdict: ArrayVerdict, row: int, name: str | None) -> Result:
@@ -162,8 +166,8 @@ async def guards(service: Serving) -> GuardsBody:
         images=settings.max_images,
         formats=list(FORMATS),
     )
-    described = [_described(guard) for guard in service.guards.values()]
-    return GuardsBody(guards=described, can_save=settings.token is not None, limits=limits)
+    described = [_described(service, guard) for guard in service.guards.values()]
+    return GuardsBody(guards=described, can_save=settings.admin_token is not None, limits=limits)
 
 
 @router.get("/guards/{name}/monitor", summary="How the inputs so far compare with the calibration set")
@@ -172,40 +176,60 @@ async def monitor(service: Serving, name: str) -> MonitorBody:
     return MonitorBody.model_validate(service.guard(name).status())
 
 
+@router.post("/guards/{name}/monitor/acknowledge", summary="Acknowledge an alarm", dependencies=[Depends(administer)])
+async def acknowledge(request: Request, service: Serving, name: str) -> MonitorBody:
+    """Note that somebody has seen the alarm that stands; `oodles_monitor_alarm` is 0 until there is another."""
+    guard = service.guard(name)
+    guard.acknowledge()
+    _log_change("alarm acknowledged", request, guard)
+    return MonitorBody.model_validate(guard.status())
+
+
 @router.put(
-    "/guards/{name}/threshold", summary="Change a guard's threshold", openapi_extra=describe_body(ThresholdRequest)
+    "/guards/{name}/threshold",
+    summary="Change a guard's threshold",
+    openapi_extra=describe_body(ThresholdRequest),
+    dependencies=[Depends(administer)],
 )
 async def set_threshold(request: Request, service: Serving, name: str) -> GuardBody:
     """Accept what scores at least `value`, from now on and in the guard's files; the monitor is reset."""
-    if service.settings.token is None:
-        raise HTTPException(
-            403, "thresholds can be changed only if the service was started with a token (--token-file)"
-        )
-    with service.request():
-        guard = service.guard(name)
-        body = await read_body(request, service.settings, MAX_THRESHOLD_BYTES)
+    guard = service.guard(name)
+
+    async def answer(body: bytes) -> GuardBody:
         value = parse_json(body, ThresholdRequest).value
+        before = guard.version.guard.threshold.value
         try:
             await asyncio.to_thread(guard.set_threshold, value)
         except OSError as error:  # a file system that is read-only or full
-            raise HTTPException(503, f"the threshold cannot be saved: {error}") from None
-        return _described(guard)
+            reason = service.without_paths(str(error))
+            raise HTTPException(503, f"the threshold cannot be saved: {reason}", {"Retry-After": "5"}) from None
+        _log_change("threshold changed", request, guard, before=before, after=value)
+        return _described(service, guard)
+
+    return await service.respond(request, answer, json=True)
 
 
-def _described(served: ServedGuard) -> GuardBody:
+def _log_change(event: str, request: Request, guard: ServedGuard, **values: float) -> None:
+    """Log what somebody changed, at any level."""
+    client = None if request.client is None else request.client.host
+    about = {"guard": guard.name, "client": client, "request_id": request.state.request_id}
+    log(event, level=logging.WARNING, **about, **values)
+
+
+def _described(service: Service, served: ServedGuard) -> GuardBody:
     guard = served.version.guard
     return GuardBody.model_validate(
         {
             "name": served.name,
-            "version": guard.identity,
+            "version": guard.version,
             "detector": guard.detector,
-            "takes": "arrays" if guard.transform is None else "images",
+            "takes": "images" if guard.transform else "files" if guard.reads else "arrays",
             "texts": served.version.tokenizer is not None,
             "inputs": guard.record["inputs"],
             "class_names": guard.record["class_names"],
             "threshold": guard.threshold.as_record(),
             "calibration": guard.calibration,
             "members": guard.members,
-            "reload_error": served.reload_error,
+            "reload_error": served.reload_error and service.without_paths(served.reload_error),
         }
     )

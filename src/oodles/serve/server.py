@@ -1,9 +1,9 @@
 """The process: a socket, uvicorn, and what SIGTERM means."""
 
+import asyncio
 import logging
 import signal
 import socket
-import threading
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,8 @@ from oodles.serve.service import Service
 from oodles.serve.settings import Settings
 from oodles.serve.telemetry import Telemetry, log, start_logging
 
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 512
+BACKLOG = 256  # connections that wait to be accepted
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
 
 
@@ -30,7 +31,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     """A socket to listen on, so that a port that is taken is an error before anything is loaded."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=512)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
@@ -41,13 +42,13 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(sources: Sequence[Source], settings: Settings) -> None:
-    """Serve guards until SIGTERM or SIGINT, then finish what has begun."""
+    """Serve guards until SIGTERM, SIGHUP or SIGINT, then finish what has begun."""
     telemetry, token = Telemetry(), settings.token
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked, by smaller limits
     with open_socket(settings.host, settings.port) as listening:
         start_logging(telemetry.failures.labels("log").inc, level=settings.log_level)
         url = settings.alert_webhook
-        webhook = None if url is None else Webhook(url, partial(_not_sent, telemetry))
+        webhook = None if url is None else Webhook(url, partial(_not_sent, telemetry), replica=settings.replica)
         send = None if webhook is None else webhook.send
         guards = [ServedGuard(source, settings, telemetry, send) for source in sources]
         service = Service(guards, settings, telemetry)
@@ -58,7 +59,7 @@ def serve(sources: Sequence[Source], settings: Settings) -> None:
             log("no token", level=logging.WARNING, reason="other machines may use the service; give --token-file")
         run(make_app(service), service, listening)
         if webhook is not None:
-            webhook.wait()
+            webhook.wait(hurry=True)
         log("ended")
 
 
@@ -69,15 +70,22 @@ def _not_sent(telemetry: Telemetry, problem: str) -> None:
 
 def run(app: ASGIApp, service: Service, listening: socket.socket) -> None:
     """Answer requests until a signal ends the process."""
+    limits = {
+        "seconds": service.settings.timeout,
+        "limit": MAX_CONNECTIONS,
+        "dropped": service.telemetry.dropped.inc,
+        "waiting": {},
+    }
     config = uvicorn.Config(
         app,
-        http=type("Protocol", (TimedProtocol,), {"seconds": service.settings.timeout}),
+        loop="asyncio",  # uvloop leaves new connections waiting for seconds while others keep it busy
+        http=type("Protocol", (TimedProtocol,), limits),
         ws="none",
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here depends on the client's address
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(service.settings.timeout) + 5,
     )
@@ -91,7 +99,18 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; from now on SIGHUP ends the process as SIGTERM does."""
+        await super().startup(sockets=sockets)
+        hangup = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
+        if signal.getsignal(hangup) is signal.SIG_DFL:  # nohup would have it ignored
+            signal.signal(hangup, self.handle_exit)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Act once the event loop has its turn: a line of the log may be half-written now, and a second is lost."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain, sig)
+
+    def _drain(self, sig: int) -> None:
         """Stop being ready, go on for a moment, then end; at the second signal end at once."""
         if self._service.draining:
             self.should_exit = True
@@ -99,9 +118,4 @@ class _Server(uvicorn.Server):
             return
         self._service.draining = True
         log("draining", signal=signal.Signals(sig).name)
-        timer = threading.Timer(self._service.settings.drain, self._end)
-        timer.daemon = True
-        timer.start()
-
-    def _end(self) -> None:
-        self.should_exit = True
+        asyncio.get_running_loop().call_later(self._service.settings.drain, setattr, self, "should_exit", True)

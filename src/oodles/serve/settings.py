@@ -1,6 +1,7 @@
 """Settings of the service, declared once for Python, the command line and the environment."""
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ from oodles.data.limits import MAX_PIXELS
 from oodles.errors import ArgumentError, FileError
 from oodles.records.files import read_regular
 
-TOKEN = "OODLES_TOKEN"  # noqa: S105  # the name of a variable
+TOKEN, ADMIN_TOKEN = "OODLES_TOKEN", "OODLES_ADMIN_TOKEN"  # the names of variables
+REPLICA = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_TOKEN_BYTES, MIN_TOKEN_CHARACTERS = 4096, 8
 MAX_JSON_BYTES = 8_000_000
 """The largest body of JSON: its numbers take many times as much memory once they are read."""
@@ -24,7 +26,7 @@ MAX_JSON_BYTES = 8_000_000
 class Settings:
     """What the service allows and does; each setting is an option of ``oodles serve`` and a variable ``OODLES_SERVE_``.
 
-    What exceeds ``queue`` and ``concurrency`` gets 503 at once, so that memory and waiting times stay bounded.
+    What exceeds ``queue`` and ``concurrency`` gets 503, so that memory and waiting times stay bounded.
     """
 
     host: Annotated[str, Option(help="Address to listen on. 0.0.0.0 lets other machines in: then use a token.")] = (
@@ -34,8 +36,15 @@ class Settings:
     token_file: Annotated[
         Path | None,
         Option(
-            help="File with a secret that clients must send as Authorization: Bearer SECRET; also needed to change "
-            f"thresholds. Default: the variable {TOKEN}, if it is set."
+            help="File with a secret that clients must send as Authorization: Bearer SECRET. "
+            f"Default: the variable {TOKEN}, if it is set."
+        ),
+    ] = None
+    admin_token_file: Annotated[
+        Path | None,
+        Option(
+            help="File with a secret that is needed to change thresholds and acknowledge alarms. "
+            f"Default: the variable {ADMIN_TOKEN}; without either, nothing can be changed."
         ),
     ] = None
     max_batch: Annotated[int, Option(help="Inputs that the network is given at once.", min=1)] = 32
@@ -51,7 +60,7 @@ class Settings:
     timeout: Annotated[
         float,
         Option(
-            help="Seconds that a client has to send a request, and that the service has to answer it.",
+            help="Seconds from the first byte of a request to its answer; also for a client to read that.",
             min=1e-3,
         ),
     ] = 30.0
@@ -66,8 +75,12 @@ class Settings:
     threads: Annotated[
         int | None, Option(help="Threads that each network runs on. Default: one per core.", min=1, max=256)
     ] = None
+    device: Annotated[str, Option(help="Where networks run: cpu, or cuda with onnxruntime-gpu.")] = "cpu"
     state: Annotated[
         Path | None, Option(help="Folder that keeps what is known of the inputs so far, over restarts. Default: none.")
+    ] = None
+    replica: Annotated[
+        str | None, Option(help="Name of this process among several that share --state, in alarms and states.")
     ] = None
     false_alarm_every: Annotated[
         int,
@@ -80,6 +93,7 @@ class Settings:
         list[str] | None,
         Option(help="Origin of web pages that may call the service, e.g. https://example.org. May be repeated."),
     ] = None
+    root_path: Annotated[str, Option(help="Prefix of all addresses behind a proxy, e.g. /ood.")] = ""
     log_level: Annotated[str, Option(help="info logs every request; warning, only what went wrong.")] = "info"
 
     def __post_init__(self) -> None:
@@ -91,6 +105,10 @@ class Settings:
                 raise ArgumentError(f"{name}={value} must be a number from {option.min:g} to {most:g}")
         if self.log_level not in ("info", "warning"):
             raise ArgumentError(f"log_level={self.log_level!r:.30} must be info or warning")
+        if self.root_path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", self.root_path):
+            raise ArgumentError(f"root_path={self.root_path!r:.50} must begin with / and not end with it, e.g. /ood")
+        if self.replica is not None and not REPLICA.fullmatch(self.replica):
+            raise ArgumentError(f"replica={self.replica!r:.80} must be 1 to 64 letters, digits, '.', '_' and '-'")
         if self.max_images > self.queue:
             raise ArgumentError(f"max_images={self.max_images} inputs in one request never fit a queue of {self.queue}")
 
@@ -112,20 +130,28 @@ class Settings:
     @cached_property
     def token(self) -> str | None:
         """The secret that clients must send; raises if there is one that cannot be sent or is easily guessed."""
-        if self.token_file is None:
-            origin, content = f"the variable {TOKEN}", os.environ.get(TOKEN, "").encode()
-            if TOKEN not in os.environ:
-                return None
-        else:  # which may be a link: Kubernetes mounts secrets so
-            origin = str(self.token_file)
-            content = read_regular(self.token_file, MAX_TOKEN_BYTES, links=True, remedy="give a file with a token")
-        text = content.decode("ascii", "replace").strip()
-        if len(text) < MIN_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
-            raise FileError(
-                f"{origin} does not hold a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and punctuation; "
-                'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
-            )
-        return text
+        return _secret(self.token_file, TOKEN)
+
+    @cached_property
+    def admin_token(self) -> str | None:
+        """The secret that changes need."""
+        return _secret(self.admin_token_file, ADMIN_TOKEN)
+
+
+def _secret(file: Path | None, variable: str) -> str | None:
+    if file is None:
+        origin, content = f"the variable {variable}", os.environ.get(variable, "").encode()
+        if variable not in os.environ:
+            return None
+    else:  # which may be a link: Kubernetes mounts secrets so
+        origin, content = str(file), read_regular(file, MAX_TOKEN_BYTES, links=True, remedy="give a file with a token")
+    text = content.decode("ascii", "replace").strip()
+    if len(text) < MIN_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
+        raise FileError(
+            f"{origin} does not hold a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and punctuation; "
+            'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    return text
 
 
 for _name, _parameter in signature(Settings).parameters.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -27,10 +27,12 @@ class Telemetry:
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
+        ProcessCollector(registry=registry)
         guard = ["guard"]
         self.requests = counter("oodles_requests", "Requests by route and status.", ["route", "status"])
         time_of_request = "Time from the first byte of a request to the last of its answer."
         self.seconds = histogram("oodles_request_seconds", time_of_request, ["route"], buckets=SECONDS)
+        self.dropped = counter("oodles_connections_dropped", "Idle connections closed because there were too many.")
         self.inputs = counter("oodles_inputs", "Inputs by verdict: id, ood, error.", ["guard", "verdict"])
         self.p_values = histogram("oodles_p_value", "p-values of scored inputs.", guard, buckets=P_VALUES)
         self.batches = histogram("oodles_batch_rows", "Inputs that the network was given at once.", guard, buckets=ROWS)
@@ -38,7 +40,7 @@ class Telemetry:
             "oodles_inference_seconds", "Time of one batch in the network.", guard, buckets=SECONDS
         )
         self.waiting = gauge("oodles_inputs_in_progress", "Inputs accepted and not yet answered.", guard)
-        self.alarm = gauge("oodles_monitor_alarm", "1 while an alarm stands.", guard)
+        self.alarm = gauge("oodles_monitor_alarm", "1 while an alarm stands that nobody has acknowledged.", guard)
         self.rate = gauge("oodles_monitor_rate", "Share of inputs rejected so far.", guard)
         self.rate_limit = gauge("oodles_monitor_rate_limit", "Largest share that the calibration explains.", guard)
         self.guards = Info("oodles_guard", "The version and detector that are served.", guard, registry=registry)

@@ -41,7 +41,7 @@ class Shard:
             try:
                 digest = sha256(self.path)
             except OSError as error:
-                raise self._refused(f"cannot be read ({error.strerror})") from None
+                raise self._refused(f"cannot be read ({error.strerror or 'it is not a regular file'})") from None
             if digest != self._entry["sha256"]:
                 raise self._refused("was altered after it was written (SHA-256 mismatch)")
             try:

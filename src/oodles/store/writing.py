@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oodles.errors import DataError, FileError, OodlesError
 from oodles.head import Head
-from oodles.records.files import LOCK, Record, locked, read_record, write_bytes, write_record, writing
+from oodles.records.files import LOCK, OWNED, Record, locked, read_record, remove, write_bytes, write_record, writing
 from oodles.records.tensors import serialise, write_tensors
 from oodles.store.manifest import (
     FAILED,
@@ -66,11 +66,10 @@ class Part:
             "batches": batches,
         }
         try:
-            write_bytes(path, content)
+            write_bytes(path, content, OWNED)
             self._record({"shards": sorted([*self.shards, entry], key=_first_batch), "columns": sorted(columns)})
         except FileError as error:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+            remove(path)
             kept = f" (the {stored_rows(self.manifest):,} rows before it are kept)" if self.shards else ""
             raise FileError(f"{error}{kept}") from None
 
@@ -211,8 +210,7 @@ def _remove_unlisted(writer: Writer) -> None:
     listed = {entry["file"] for entry in writer.shards} | ({head["file"]} if head else set())
     for path in (*writer.path.glob("shard-*.safetensors"), *writer.path.glob("head-*.safetensors")):
         if path.name not in listed:
-            with suppress(OSError):
-                path.unlink()
+            remove(path)
 
 
 def _parts(path: Path) -> list[Path]:

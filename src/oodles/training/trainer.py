@@ -25,7 +25,9 @@ from oodles.records.files import (
     Fields,
     Record,
     TensorFile,
+    check_output,
     locked,
+    marked,
     read_record,
     remove_others,
     write_bytes,
@@ -37,6 +39,8 @@ from oodles.training.recipes import RECIPES, Recipe
 
 KIND, SCHEMA = "training", 1
 RECORD, METRICS, WEIGHTS = "training.json", "metrics.jsonl", "weights.safetensors"
+NOTES = {"oodles": "train"}  # in the file of weights
+KINDS = {WEIGHTS: marked("weights", b'{"oodles":"train"}'), METRICS: marked("metrics", b'{"epoch": 1, "loss": ')}
 PADDING = 4
 TEST_BATCH_SIZE = 64
 
@@ -147,6 +151,8 @@ class _Run:
 
     def begin(self, resume: bool) -> None:
         """Check the folder of a new run, or resume the run in it."""
+        for name, kind in KINDS.items():
+            check_output(self.out / name, kind)
         self.about = self.identity()
         exists = (self.out / RECORD).exists()
         if exists and not resume:
@@ -184,9 +190,9 @@ class _Run:
         try:
             state = {f"model.{name}": value for name, value in weights.items()}
             entry = write_tensors(self.out, "state", state | momenta)
-            write_bytes(self.out / WEIGHTS, serialise(weights))
+            write_bytes(self.out / WEIGHTS, serialise(weights, NOTES), KINDS[WEIGHTS])
             lines = "".join(json.dumps(line) + "\n" for line in self.metrics)
-            write_bytes(self.out / METRICS, lines.encode())
+            write_bytes(self.out / METRICS, lines.encode(), KINDS[METRICS])
             record = {"kind": KIND, "schema": SCHEMA, "about": self.about, "metrics": self.metrics, "tensors": entry}
             write_record(self.out / RECORD, record)
         except OSError as error:

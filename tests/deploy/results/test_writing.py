@@ -1,6 +1,6 @@
 """Results that are continued are those of an uninterrupted run, wherever the writer was killed."""
 
-import json
+import os
 import shutil
 import sys
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from oodles.deploy.results.rows import COLUMNS, Row
 from oodles.deploy.results.writing import Job, check_results, job_path, open_results, read_job, rows_path
 from oodles.errors import ArgumentError, FileError, MissingPackageError
 
-JOB = Job("msp", 0.5, 0.95, "a" * 64, {"size": 32}, 3)
+JOB = Job("msp", 0.5, 0.95, "a" * 64, "b" * 64, {"size": 32}, 3)
 KINDS = [".csv", ".jsonl", ".parquet"]
 ODD = b"caf\xe9.png".decode("utf-8", "surrogateescape")
 NAMES = ["a.png", "b\n.png", 'c,"\r.png', ODD, "d.png", "a.png", "e\u2028.png", "[red].png"]
@@ -100,9 +100,12 @@ def test_an_interrupted_job_is_continued(whole, tmp_path, kind, stop):
 
 
 @settings(max_examples=30, deadline=None)
-@given(kind=st.sampled_from(KINDS), share=st.floats(0, 1), garbage=st.sampled_from([b"", b"\0\0\0", b"x\n", b'{"pa']))
+@given(kind=st.sampled_from(KINDS), share=st.floats(0.3, 1), garbage=st.sampled_from([b"", b"\0\0\0", b"x\n", b'{"pa']))
 def test_a_file_that_was_cut_anywhere_is_continued(tmp_path_factory, kind, share, garbage):
-    """A kill may leave half a line, a power failure zeros; rows of half a batch are computed again."""
+    """A kill may leave half a line, a power failure zeros; rows of half a batch are computed again.
+
+    The first row is there: without it nothing shows that the file is ours.
+    """
     folder = tmp_path_factory.mktemp("cut")
     path = folder / f"r{kind}"
     write(path, stop=4)
@@ -172,6 +175,44 @@ def test_another_job_is_not_continued(whole, other, said):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["{}/a.png", "{}/a.png/inside.jpg", "{}/a.png[7]"])
+def test_rows_of_an_input_that_has_changed_are_not_kept(tmp_path, kind, name):
+    file = tmp_path / ("a.zip" if "inside" in name else "a.png")
+    batches = [Named([name.format(tmp_path).replace("a.png/", "a.zip/")]), Named(NAMES[3:4])]
+    file.write_bytes(b"old")
+    path = tmp_path / f"r{kind}"
+    with open_results(path, JOB) as results:
+        for batch in results.remaining(batches, list):
+            results.append([Row(each, 1) for each in batch.names])
+        results.finish()
+    assert write(path, batches, resume=True)[1] == []
+    before = path.read_bytes()
+    os.utime(file, ns=(0, 7))
+    with pytest.raises(ArgumentError, match=r"rows of .*, one of which has changed; .*--force"):
+        write(path, batches, resume=True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("r.csv", b"path,species\na.png,cat\n"),
+        ("r.jsonl", b'{"path": "a.png", "species": "cat"}\n'),
+        ("r.parquet", b"PAR1 and more"),
+        ("r.parquet.rows", b"mine"),
+        ("r.csv.job", b'{"kind": "mine"}'),
+    ],
+)
+def test_a_file_that_is_not_results_is_never_replaced(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    out = tmp_path / name.removesuffix(".job").removesuffix(".rows")
+    for how in ({}, {"force": True}, {"resume": True}):
+        with pytest.raises(FileError, match=r"exists and is not .* that oodles wrote"):
+            write(out, **how)
+    assert files(tmp_path) == {name: content}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_other_inputs_are_not_continued(whole, kind):
     path = whole / f"r{kind}"
     changed = [Named(["a.png", "b\n.png", "new.png"]), *BATCHES[1:]]
@@ -184,8 +225,7 @@ def test_other_inputs_are_not_continued(whole, kind):
 
 def test_results_without_or_with_a_damaged_record_are_not_continued(whole):
     path = whole / "r.csv"
-    record = json.loads(job_path(path).read_text())
-    job_path(path).write_text(json.dumps(record | {"oodles": "9.9"}))
+    job_path(path).write_text(job_path(path).read_text().replace("msp", "energy"))
     with pytest.raises(FileError, match="altered after it was written"):
         write(path, resume=True)
     job_path(path).unlink()
@@ -207,7 +247,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match=r"r\.txt must end in \.jsonl, \.csv, \.parquet"):
         check_results(tmp_path / "r.txt")
     (tmp_path / "r.csv").mkdir()
-    with pytest.raises(FileError, match=r"r\.csv is not a file"):
+    with pytest.raises(ArgumentError, match=r"r\.csv is a folder"):
         check_results(tmp_path / "r.csv", force=True)
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be written"):

@@ -17,7 +17,7 @@ function drawing(name) {
 
 function drawingAsFile(name) {
   return new Promise((resolve) => {
-    drawing(name).toBlob((blob) => resolve(new File([blob], `drawing of ${name}.png`, { type: "image/png" })), "image/png");
+    drawing(name).toBlob((blob) => resolve(new File([blob], `${name} (drawing).png`, { type: "image/png" })), "image/png");
   });
 }
 

@@ -3,7 +3,7 @@
 
 const REDUCTIONS = { mean: "the mean rank", min: "the logarithm of the lowest rank", fisher: "the mean logarithm of the ranks" };
 
-/** Elements that show an explanation as the service gives it. */
+/** Elements that show an explanation as the service gives it; none if a detector has no breakdown. */
 function explained(explanation) {
   const { findings, class_name: name, label } = explanation;
   const predicted = name ?? (label === null ? "the predicted class" : `class ${label}`);
@@ -13,13 +13,7 @@ function explained(explanation) {
     if (finding.contributions) parts.push(...contributions(finding, predicted, alone));
     if (finding.neighbours.length) parts.push(neighbours(finding));
   }
-  return parts.length ? parts : [single(explanation)];
-}
-
-function single({ findings }) {
-  const spec = findings[0]?.spec;
-  const text = spec ? `The detector ${spec} gives one score and no parts of it that could be shown.` : "There is nothing to explain: the input could not be scored.";
-  return make("p", {}, text);
+  return parts;
 }
 
 // Members of an ensemble -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ function takeFiles(files) {
   }
   const before = state.selected;
   if (items.length === 1) state.selected = items[0];
+  openCheck();
   sending.total += items.length;
   sending.last = sending.last.then(() => scoreItems(items, guard, limits, before));
   showEverything();

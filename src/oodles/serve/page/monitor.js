@@ -5,6 +5,7 @@ const EVERY = 4; // seconds
 const AFTER_AN_ERROR = 15;
 const RATE_PLOT = { height: 220, top: 12, bottom: 40, left: 46, right: 12 };
 const SHOWN_WINDOWS = 30; // in the table
+const LEVEL_DECADES = 6; // factors of ten that the bar of the alarm level spans
 
 const monitor = { guard: null, record: null, timer: null, alarm: null };
 
@@ -17,7 +18,7 @@ async function poll() {
   const name = state.guard.name;
   let next = EVERY;
   try {
-    const record = await ask(`/guards/${encodeURIComponent(name)}/monitor`, { background: true });
+    const record = await ask(`guards/${encodeURIComponent(name)}/monitor`, { background: true });
     if (name !== state.guard.name) return;
     Object.assign(monitor, { guard: name, record });
     showMonitor();
@@ -28,9 +29,6 @@ async function poll() {
   clearTimeout(monitor.timer);
   if (!document.hidden) monitor.timer = setTimeout(poll, 1000 * next);
 }
-
-/** A number that may be anything from a fraction to many millions. */
-const amount = (value) => (value < 1000 || value >= 1e12 ? number(value, 3) : whole(Math.round(value)));
 
 function prepareMonitor() {
   document.addEventListener("visibilitychange", watch);
@@ -44,20 +42,27 @@ function showMonitor() {
     fact("Inputs", whole(inputs)),
     fact("Rejected", whole(rejected), inputs ? percent(rate) : null),
     fact("Expected rate", percent(expected.rate), `at most ${percent(expected.upper)}, given the size of the calibration set`),
-    fact("Evidence of a change", amount(strongest), `alarm at ${amount(evidence.alarm_at)}`),
   );
-  showAlarm(alarm);
+  showAlarm(alarm, strongest / evidence.alarm_at);
   drawRate();
   byId("windows").hidden = !windows.length && !monitor.record.classes.length;
   if (byId("windows").open || !byId("windows-tables").childElementCount) showTables();
 }
 
-/** The alarm; the live region changes only when the alarm does. */
-function showAlarm(alarm) {
-  const text = alarm ? `Alarm since input ${whole(alarm.since)}: ${alarm.message}` : "No alarm.";
+/**
+ * The alarm, and how close the evidence is to one: evidence multiplies, so the bar is its logarithm. The live region
+ * changes only when the alarm does.
+ */
+function showAlarm(alarm, evidence) {
+  const level = Math.max(0, Math.min(1, 1 + Math.log10(Math.max(evidence, 1e-9)) / LEVEL_DECADES));
+  byId("level-bar").style.width = `${100 * level}%`;
+  byId("level-bar").className = alarm || evidence >= 1 ? "low" : "";
+  byId("level-words").textContent = `Alarm level: ${evidence >= 1 ? "above the line" : `${whole(Math.round(100 * level))}${SPACE}% of the way to an alarm`}. The right end is the line; each tenth is a factor of ${number(10 ** (LEVEL_DECADES / 10), 2)} in evidence.`;
+  byId("alarm-dot").hidden = !alarm;
+  const text = alarm ? `Alarm since input ${whole(alarm.since)}: ${alarm.message}` : evidence >= 1 ? "Evidence above the line." : "No alarm so far.";
   if (text === byId("alarm").textContent) return;
   byId("alarm").textContent = text;
-  byId("alarm").className = alarm ? "notice" : "muted";
+  byId("alarm").className = alarm || evidence >= 1 ? "notice" : "good";
 }
 
 function showTables() {

@@ -3,7 +3,7 @@
 
 async function loadGuards() {
   try {
-    const answer = await ask("/guards", { onWait: () => showProblem("The service is not ready yet; waiting for it.") });
+    const answer = await ask("guards", { onWait: () => showProblem("The service is not ready yet; waiting for it.") });
     showProblem("");
     Object.assign(state, { guards: answer.guards, limits: answer.limits, canSave: answer.can_save });
     if (!answer.guards.length) return showProblem("This service has no guards.");
@@ -40,16 +40,18 @@ function showGuard(guard) {
     ? `Bars: scores of ${counted(guard.threshold.calibration_size, "calibration input")}, which are in-distribution (ID). Short lines below: recent inputs.`
     : "This guard has no scores of its calibration set, so there is no histogram. Short lines: recent inputs.";
   byId("saved").textContent = state.canSave ? "" : UNSAVED;
+  byId("save").hidden = !state.canSave;
   byId("windows-tables").replaceChildren();
+  byId("monitor-facts").replaceChildren(); // those of another guard, until its own are known
   offerRates();
   watch();
 }
 
 function aboutGuard({ detector, class_names: names, members, reload_error: stale }) {
   const classes = names.length > 12 ? `${names.slice(0, 8).join(", ")} and ${whole(names.length - 8)} more` : names.join(", ");
-  const parts = [`Detector: ${detector}${members.length ? `, an ensemble of ${members.join(", ")}` : ""}.`];
-  if (names.length) parts.push(`Its model knows ${counted(names.length, "class", "classes")}: ${classes}.`);
-  if (stale) parts.push(`Its files have changed and cannot be used, so the previous version answers: ${stale}`);
+  const parts = names.length ? [`The model knows ${counted(names.length, "class", "classes")}: ${classes}.`] : [];
+  parts.push(`Detector: ${detector}${members.length ? `, an ensemble of ${counted(members.length, "method")}` : ""}.`);
+  if (stale) parts.push(`A newer version of this guard could not be loaded, so the previous one answers: ${stale}`);
   return parts.join(" ");
 }
 
@@ -98,8 +100,10 @@ byId("clear").addEventListener("click", () => {
   announce("Recent inputs cleared.");
   byId(state.guard.takes === "images" ? "files" : "rows").focus();
 });
+byId("only-rejected").addEventListener("change", showRecent);
 byId("windows").addEventListener("toggle", () => monitor.record && showTables());
 prepareIntake();
 prepareThreshold();
 prepareMonitor();
+prepareTabs();
 loadGuards();

@@ -7,10 +7,11 @@ function showRecent() {
   items.sort((one, other) => sortKey(one) - sortKey(other));
   const scored = items.filter(isScored).length;
   const rest = items.length - scored;
-  byId("recent-note").textContent = `${counted(items.length, "input")}, sorted by score, the least like the training data first` +
-    `${rest ? `; ${whole(rest)} could not be scored and ${rest === 1 ? "is" : "are"} last` : ""}. This page remembers at most ${MOST_ITEMS} of them.`;
+  const shown = byId("only-rejected").checked ? items.filter((item) => isScored(item) && !wouldAccept(item)) : items;
+  byId("recent-note").textContent = `${shown.length < items.length ? `${whole(shown.length)} of ` : ""}${counted(items.length, "input")}, least like the training data first` +
+    `${rest ? `; ${whole(rest)} could not be scored and ${rest === 1 ? "is" : "are"} last` : ""}. This page keeps the last ${MAX_ITEMS}.`;
   const focused = document.activeElement;
-  byId("recent").replaceChildren(...items.map(card));
+  byId("recent").replaceChildren(...shown.map(card));
   if (focused?.isConnected && byId("recent").contains(focused)) focused.focus({ preventScroll: true });
   markRecent();
 }
@@ -19,7 +20,7 @@ const sortKey = (item) => (isScored(item) ? item.result.score : Infinity);
 
 function card(item) {
   if (item.card) return item.card;
-  item.card = make("li", {}, make("button", { type: "button", className: "card" }, picture(item), make("span", { className: "name" }, item.name), make("span", { className: "tag" }), make("span", { className: "small muted detail" })));
+  item.card = make("li", {}, make("button", { type: "button", className: "card" }, picture(item), make("span", { className: "name", title: item.name }, item.name), make("span", { className: "tag" }), make("span", { className: "small muted detail" })));
   item.card.firstChild.addEventListener("click", () => select(item));
   return item.card;
 }
@@ -57,5 +58,6 @@ function select(item) {
   drawScores();
   markRecent();
   announce(verdictWords(item));
-  byId("verdict-title").scrollIntoView({ block: "nearest" });
+  openCheck();
+  byId("verdict-section").scrollIntoView({ block: "nearest" });
 }

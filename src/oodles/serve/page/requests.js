@@ -2,7 +2,7 @@
 "use strict";
 
 const TOKEN = "oodles-token";
-const LONGEST_WAIT = 30; // seconds
+const MAX_WAIT = 30; // seconds
 const ATTEMPTS = 8;
 const AT_ONCE = 2; // requests
 const PART_BYTES = 1024; // what multipart adds to a picture at most, beside its name
@@ -28,7 +28,7 @@ async function ask(path, { background = false, onWait = () => {}, ...options } =
     if (response.status === 401 && !background) {
       await currentToken(token);
     } else if (response.status === 503 && !background && attempt < ATTEMPTS) {
-      const seconds = Math.min(LONGEST_WAIT, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
+      const seconds = Math.min(MAX_WAIT, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
       onWait(seconds);
       await pause(seconds);
     } else {
@@ -136,9 +136,9 @@ function scoreWritten(text, guard) {
   return ask(scorePath(guard), { method: "POST", body: text, headers });
 }
 
-const scorePath = ({ name }) => `/score?guard=${encodeURIComponent(name)}&explain=1`;
+const scorePath = ({ name }) => `score?guard=${encodeURIComponent(name)}&explain=1`;
 
 function saveThreshold(guard, value) {
   const headers = { "Content-Type": "application/json" };
-  return ask(`/guards/${encodeURIComponent(guard)}/threshold`, { method: "PUT", body: JSON.stringify({ value }), headers });
+  return ask(`guards/${encodeURIComponent(guard)}/threshold`, { method: "PUT", body: JSON.stringify({ value }), headers });
 }

@@ -1,7 +1,7 @@
 // What the page knows: the guards of the service, recent inputs (in memory only) and the threshold that is being tried.
 "use strict";
 
-const MOST_ITEMS = 200;
+const MAX_ITEMS = 200;
 
 const state = {
   guards: [],
@@ -29,7 +29,7 @@ const wouldChange = (item) => wouldAccept(item) !== item.result.is_id;
 
 function addItem(item) {
   state.items.push(item);
-  while (state.items.length > MOST_ITEMS) forget(state.items.shift());
+  while (state.items.length > MAX_ITEMS) forget(state.items.shift());
 }
 
 function forget(item) {

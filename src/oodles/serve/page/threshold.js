@@ -14,8 +14,10 @@ const scoreAt = (x) => scale.low + ((x - PLOT.side) / (scale.width - 2 * PLOT.si
 
 function drawScores() {
   const box = byId("histogram");
+  if (!state.guard) return;
+  showEffects(keptShare(state.guard, state.draft));
   scale.width = box.clientWidth;
-  if (!state.guard || !scale.width) return;
+  if (!scale.width) return; // another tab is open; its width is noticed when it is shown
   const items = scoredItems();
   [scale.low, scale.high] = scoreRange(state.guard, items.map((item) => item.result.score), state.draft);
   const base = PLOT.height - PLOT.bottom;
@@ -141,7 +143,7 @@ function tryThreshold(value) {
   markRecent();
 }
 
-const UNSAVED = "This service was started without a token, so a threshold can be tried here but not saved.";
+const UNSAVED = "You can try a threshold here, but not save it: this service was started without a token for changes.";
 
 async function save() {
   const said = byId("saved");

@@ -9,7 +9,7 @@ function problemOf(item) {
   return text.startsWith(`${item.name}: `) ? text.slice(item.name.length + 2) : text;
 }
 
-const headline = (item) => (item.result.is_id ? "Accepted as in-distribution" : "Rejected as out-of-distribution");
+const headline = (item) => (item.result.is_id ? `Accepted: looks like ${className(item.result)}` : "Rejected: unlike the training data");
 
 /** One line for the live region. */
 function verdictWords(item) {
@@ -23,14 +23,14 @@ function showVerdict() {
   const box = byId("verdict");
   if (!item || item.guard !== state.guard.name) {
     box.className = "";
-    box.replaceChildren(make("p", { className: "muted" }, state.guard.takes === "images" ? "Nothing yet: choose a picture, or try a drawing." : "Nothing yet: score some inputs."));
+    box.replaceChildren(make("p", { className: "muted" }, state.guard.takes === "images" ? "Choose a picture, or try a drawing." : "Score some inputs."));
     return;
   }
   const known = item.result || item.problem;
   const kind = !known ? "waiting" : !isScored(item) ? "failed" : item.result.is_id ? "id" : "ood";
   box.className = kind;
   const words = { waiting: ["Scoring\u2026"], failed: ["Not scored", problemOf(item)] }[kind] ?? [headline(item), reason(item)];
-  const text = make("div", { className: "words" }, make("p", { className: "name" }, item.name), words[1] ? make("p", {}, sentence(words[1])) : null);
+  const text = make("div", { className: "words" }, make("p", { className: "name", title: item.name }, item.name), words[1] ? make("p", {}, sentence(words[1])) : null);
   if (isScored(item)) text.append(...consequences(item));
   const rows = isScored(item) ? [make("dl", { className: "facts" }, ...verdictFacts(item))] : [];
   box.replaceChildren(make("p", { className: "headline" }, words[0]), make("div", { className: "shown" }, picture(item), text), ...rows);
@@ -69,6 +69,7 @@ function verdictFacts({ result }) {
 function showWhy() {
   const item = state.selected;
   const result = item?.guard === state.guard.name && isScored(item) ? item.result : null;
-  byId("why-section").hidden = !result;
-  byId("why").replaceChildren(...(result ? explained(result.explanation) : []));
+  const parts = result ? explained(result.explanation) : [];
+  byId("why-section").hidden = !parts.length;
+  byId("why").replaceChildren(...parts);
 }

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
-from oodles.deploy.graph_check import check_graph
 from oodles.errors import FileError
+from oodles.network.graph_check import check_graph
 
 
 def messages(message: Message) -> Iterator[Any]:
@@ -27,7 +27,7 @@ def is_outside(message: Message) -> bool:
 
 
 def is_foreign(message: Message) -> bool:
-    return isinstance(message, onnx.NodeProto) and message.domain not in ("", "ai.onnx")
+    return isinstance(message, onnx.NodeProto) and message.domain not in ("", "ai.onnx", "com.microsoft")
 
 
 def graph(draw: random.Random, depth: int = 3) -> onnx.GraphProto:
@@ -45,7 +45,7 @@ def graph(draw: random.Random, depth: int = 3) -> onnx.GraphProto:
             inner = graph(draw, depth - 1)
             nodes.append(helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner))
         if draw.random() < 0.05:
-            nodes[-1].domain = draw.choice(("ai.onnx", "com.microsoft"))
+            nodes[-1].domain = draw.choice(("ai.onnx", "com.microsoft", "com.example"))
     return helper.make_graph(nodes, "g", [], [], tensors if draw.random() < 0.5 else [])
 
 
@@ -95,3 +95,12 @@ def test_the_same_number_may_be_written_in_several_ways():
         with pytest.raises(FileError, match="names another file"):
             check_graph(model(tensor))
     check_graph(model(TensorProto(name="w").SerializeToString()))
+
+
+@pytest.mark.parametrize("operator", ["Loop", "Scan", "EPContext"])
+def test_operators_without_a_bound_or_with_files_are_refused(operator):
+    """A loop may run for years."""
+    inner = helper.make_graph([helper.make_node(operator, ["x"], ["y"])], "g", [], [])
+    outer = helper.make_graph([helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)], "g", [], [])
+    with pytest.raises(FileError, match=operator):
+        check_graph(helper.make_model(outer).SerializeToString())
