@@ -112,7 +112,7 @@ def test_answers_that_nobody_reads(strict, path, burst):
         except OSError:
             pass  # full, or closed
         until(lambda: sockets_of(strict, connection.getsockname()[1]) == 0, "the connection stays open")
-        assert strict.memory() - before < 30
+        assert strict.memory() - before < 300, "megabytes; the answers to all requests would take thousands"
 
 
 def sockets_of(server, client_port):
@@ -130,7 +130,7 @@ def test_endless_headers_take_no_memory(server):
             sent = (b"a: b\r\n" if begin.endswith(b"\n") else b"a") * 20_000_000
             with pytest.raises(OSError):  # noqa: PT011  # whatever the operating system calls a closed connection
                 connection.sendall(sent)
-    assert server.memory() - before < 30
+    assert server.memory() - before < 100, "megabytes, of 160 sent"
 
 
 def test_a_client_that_is_gone_mid_upload(strict):
