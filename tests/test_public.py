@@ -69,6 +69,11 @@ def run_python(script):
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("setting", ["enable", "disable"])
+def test_the_garbage_collector_is_left_as_it_was(setting):
+    run_python(f"import gc, oodles; gc.{setting}(); oodles.DICE; assert gc.isenabled() == ({setting!r} == 'enable')")
+
+
 def test_import_oodles_imports_nothing_heavy():
     run_python(
         "import sys, oodles\n"
