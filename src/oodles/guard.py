@@ -41,7 +41,7 @@ from oodles.network.onnx_model import OnnxModel, as_model
 from oodles.network.outputs import class_names
 from oodles.network.perturbation import run_with_steps
 from oodles.network.self_test import Probe, SelfTest, image_probe, probe_like, repeat_self_test, take_self_test
-from oodles.network.taps import check_model, eval_mode, has_convolutions, needs_eval, unwrap
+from oodles.network.taps import eval_mode, has_convolutions, needs_eval, unwrap
 from oodles.records.files import Key, Record
 from oodles.records.html import html_table
 from oodles.selection.fitting import fit_and_calibrate
@@ -84,14 +84,13 @@ class Guard(nn.Module):
         multilabel: bool | None = None,
     ) -> None:
         super().__init__()
-        check_model(model)
+        model = as_model(model)
         check_fitted(detector)
         if head is False and needs_head(detector):
             raise ArgumentError(f"{detector} needs embeddings, which head=False leaves out; give head=None or its name")
         if not isinstance(threshold, Threshold):
             raise ArgumentError(f"threshold={threshold!r} is not a Threshold; make one with calibrate(id_scores)")
-        model = as_model(model)
-        self.model: nn.Module = model
+        self.model = model
         self.detector = detector
         self.threshold = threshold
         self.head: HeadName = head

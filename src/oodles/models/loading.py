@@ -64,7 +64,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-def load_checkpoint(model: nn.Module, path: Path) -> None:
+def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     """Load a state dict into ``model``: ``.safetensors``, or a torch file read with ``weights_only=True``.
 
     The usual containers (``state_dict``, ``model``, ...) are unwrapped and a ``module.`` prefix is dropped.
@@ -72,11 +72,11 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".pt") as file:
     ...     torch.save({"state_dict": {"module.weight": torch.ones(1, 2)}}, file.name)
-    ...     load_checkpoint(model := nn.Linear(2, 1, bias=False), Path(file.name))
+    ...     load_checkpoint(model := nn.Linear(2, 1, bias=False), file.name)
     >>> model.weight.tolist()
     [[1.0, 1.0]]
     """
-    state = _read_state(path)
+    state = _read_state(Path(path))
     for container in CONTAINERS:
         inner = state.get(container)
         if isinstance(inner, Mapping):
