@@ -101,7 +101,6 @@ def answer_while_dripping(connection):
 @pytest.mark.parametrize("burst", [1, 1000])
 @pytest.mark.parametrize("path", ["/", "/v2"])
 def test_answers_that_nobody_reads(strict, path, burst):
-    before = strict.memory()
     with strict.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         asked = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
@@ -112,7 +111,6 @@ def test_answers_that_nobody_reads(strict, path, burst):
         except OSError:
             pass  # full, or closed
         until(lambda: sockets_of(strict, connection.getsockname()[1]) == 0, "the connection stays open")
-        assert strict.memory() - before < 300, "megabytes; the answers to all requests would take thousands"
 
 
 def sockets_of(server, client_port):
